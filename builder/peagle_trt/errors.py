@@ -1,0 +1,53 @@
+"""Everything a user can cause to go wrong, with the exit code that reports it."""
+
+from __future__ import annotations
+
+
+class PeagleError(Exception):
+    """The work failed for a reason that a user can understand and mend.
+
+    Args:
+        message: What is wrong, in lower case, values in backticks: file, key, tensor, expected, found.
+        hint: What to do about it; one sentence, or empty.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(PeagleError):
+    """The command was called in a way that cannot mean anything."""
+
+    exit_code = 2
+
+
+class MachineError(PeagleError):
+    """This machine lacks something: a package, a GPU, space on a disk, a free port."""
+
+    exit_code = 3
+
+
+class CheckpointError(PeagleError):
+    """A checkpoint is damaged, unknown, incomplete, or does not fit its partner."""
+
+    exit_code = 4
+
+
+class VerificationError(PeagleError):
+    """The build is complete, but it disagrees with its reference."""
+
+    exit_code = 5
+
+
+class RequestError(PeagleError):
+    """A generation request asks for something that cannot be honoured."""
+
+
+class PlanError(PeagleError):
+    """A build cannot start: its settings contradict each other."""
+
+    exit_code = 2

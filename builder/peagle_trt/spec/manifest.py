@@ -1,0 +1,93 @@
+"""The record of a finished build; the only thing downstream rooms read."""
+
+from __future__ import annotations
+
+import msgspec
+
+from peagle_trt.spec.drafter import DrafterConfig
+from peagle_trt.spec.target import TargetConfig
+
+ARTIFACT_FORMAT = 1
+"""Raised whenever an older reader would misread a newer manifest."""
+
+
+class EngineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of the build.
+
+    Attributes:
+        path: Relative to the build folder, forward slashes.
+        size_bytes: Size.
+        sha256: Hex digest of the content.
+    """
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits baked into the engines.
+
+    Attributes:
+        draft_tokens: K that the build serves by default.
+        max_draft_tokens: Largest K the engines take.
+        max_batch_size: Sequences that may share a step.
+        max_sequence_length: Tokens of prompt and answer together.
+        cache_capacity: Positions each cache holds; `max_sequence_length` plus room for a step past it.
+        batch_buckets: Group counts with a graph of their own, ascending; the last is `max_batch_size`.
+    """
+
+    draft_tokens: int
+    max_draft_tokens: int
+    max_batch_size: int
+    max_sequence_length: int
+    cache_capacity: int
+    batch_buckets: tuple[int, ...]
+
+
+class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the text side of the build lies, relative to the build folder.
+
+    Attributes:
+        tokenizer: A `tokenizer.json` of the tokenizers library.
+        chat_template: A Jinja template, or None for a model without one.
+        bos_token: Text of the token that starts a text, for the template; may be empty.
+        eos_token: Text of the token that ends a turn, for the template; may be empty.
+    """
+
+    tokenizer: str
+    chat_template: str | None
+    bos_token: str = ""
+    eos_token: str = ""
+
+
+class EngineManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`manifest.json`: written last, so its presence means that the build is complete. Holds no absolute path.
+
+    Attributes:
+        format: `ARTIFACT_FORMAT` of the writer.
+        peagle_trt_version: Version that wrote it.
+        name: Name of the target.
+        backend: Backend the engines run on.
+        precision: Recipe of the weights.
+        target: The target.
+        drafter: The drafter.
+        shapes: Limits of the engines.
+        tokenizer: The text side.
+        graphs: Role to path. Roles: `target.b{G}` and `drafter.b{G}` for every batch bucket G.
+        files: Every file of the build except the manifest itself.
+        sources: Where target and drafter came from, as a person would cite it.
+    """
+
+    format: int
+    peagle_trt_version: str
+    name: str
+    backend: str
+    precision: str
+    target: TargetConfig
+    drafter: DrafterConfig
+    shapes: GraphShapes
+    tokenizer: TokenizerFiles
+    graphs: dict[str, str]
+    files: tuple[EngineFile, ...]
+    sources: dict[str, str]

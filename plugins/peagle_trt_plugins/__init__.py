@@ -1,0 +1,1 @@
+"""Contract, reference and kernels of the single-pass parallel-draft plugin."""

@@ -1,0 +1,1 @@
+"""Templates of the Triton model repository that `peagle-trt repo` assembles."""
