@@ -1,0 +1,108 @@
+"""Writes a build's weights as safetensors files, one tensor in memory at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peagle_trt.files import replacing
+from peagle_trt.quant.layout import StoredTensor, drafter_layout, target_layout
+from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
+from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, read_header
+from peagle_trt.spec import TensorSpec
+
+StoredWeights: TypeAlias = Mapping[str, TensorSpec]
+"""Stored name -> type, shape and the bytes' place, which a graph may point into as ONNX external data."""
+
+ALIGNMENT_BYTES = 64
+"""Width of the widest vector load (AVX-512) and of a cache line: a mapped tensor can be read without a copy."""
+
+# The format forbids holes, so a tensor of bytes fills them.
+_PADDING = "padding."
+_NUMPY_TYPES = {"F32": "<f4", "I64": "<i8", "U8": "u1"}
+
+
+def write_target_weights(target: TargetCheckpoint, path: Path) -> StoredWeights:
+    """Write `engine/target.safetensors`.
+
+    Raises:
+        MachineError: The disk is full, or the folder cannot be written.
+    """
+    return _write(path, target_layout(target))
+
+
+def write_drafter_weights(drafter: DrafterCheckpoint, target: TargetCheckpoint, path: Path) -> StoredWeights:
+    """Write `engine/drafter.safetensors`; rows of the target's output layer are copied where the drafter shares them.
+
+    Raises:
+        MachineError: The disk is full, or the folder cannot be written.
+    """
+    return _write(path, drafter_layout(drafter, target))
+
+
+def open_stored(path: Path) -> StoredWeights:
+    """Describe a file that one of the writers wrote.
+
+    Raises:
+        CheckpointError: The file is absent or damaged.
+    """
+    return {name: spec for name, spec in read_header(path).items() if not name.startswith(_PADDING)}
+
+
+def stored_bytes(layout: Sequence[StoredTensor]) -> int:
+    """Size of the file that a layout becomes, within a kilobyte a tensor."""
+    return sum(_length_bytes(tensor) for tensor in layout)
+
+
+def _write(path: Path, layout: Sequence[StoredTensor]) -> StoredWeights:
+    padded = _pad(layout)
+    with replacing(path) as file:
+        file.write(_header(padded))
+        for tensor in padded:
+            _write_tensor(file, tensor)
+    return open_stored(path)
+
+
+def _write_tensor(file: BinaryIO, tensor: StoredTensor) -> None:
+    array = tensor.produce()
+    assert array.shape == tensor.shape, f"{tensor.name}: {array.shape} is not {tensor.shape}"
+    file.write(np.ascontiguousarray(array.astype(_NUMPY_TYPES[tensor.dtype], copy=False)).data)
+
+
+def _pad(layout: Sequence[StoredTensor]) -> list[StoredTensor]:
+    padded: list[StoredTensor] = []
+    for tensor in layout:
+        padded.append(tensor)
+        missing = -_length_bytes(tensor) % ALIGNMENT_BYTES
+        if missing:
+            name = f"{_PADDING}{len(padded)}"
+            padded.append(StoredTensor(name=name, dtype="U8", shape=(missing,), produce=_zeros(missing)))
+    return padded
+
+
+def _zeros(length: int) -> Callable[[], NDArray[np.generic]]:
+    return lambda: np.zeros(length, np.uint8)
+
+
+def _header(layout: Sequence[StoredTensor]) -> bytes:
+    entries: dict[str, object] = {}
+    end = 0
+    for tensor in layout:
+        begin, end = end, end + _length_bytes(tensor)
+        entries[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    # Spaces after the object are part of the header by the format's rule; they align the buffer.
+    text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _length_bytes(tensor: StoredTensor) -> int:
+    length = ELEMENT_BYTES[tensor.dtype]
+    for size in tensor.shape:
+        length *= size
+    return length

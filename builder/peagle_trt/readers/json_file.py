@@ -1,0 +1,143 @@
+"""JSON objects of foreign checkpoints, read with every damage named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from peagle_trt.errors import CheckpointError
+
+
+class DuplicateKeyError(ValueError):
+    """A JSON object names one key twice, so its meaning depends on who reads it."""
+
+
+def parse_object(text: str | bytes) -> dict[str, object]:
+    """Parse a JSON object.
+
+    Raises:
+        ValueError: The text is not UTF-8, not JSON, not an object, or repeats a key.
+    """
+    document = json.loads(text, object_pairs_hook=_unique_pairs)
+    if not isinstance(document, dict):
+        raise ValueError(f"expected an object, found {type(document).__name__}")
+    return document
+
+
+def read_object(path: Path) -> Fields:
+    """Read a JSON file that holds one object.
+
+    Raises:
+        CheckpointError: The file is absent, unreadable or not a JSON object.
+    """
+    try:
+        return Fields(source=path, values=parse_object(path.read_bytes()))
+    except FileNotFoundError:
+        raise CheckpointError(f"`{path}` does not exist", hint="give the folder that holds the checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read `{path}`: {error}", hint="fetch the file again") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """Typed access to a foreign object; `null` counts as absent, and every refusal names file and key.
+
+    Attributes:
+        source: File, for messages.
+        values: The object as parsed.
+        path: Keys that lead to a nested object, for messages.
+    """
+
+    source: Path
+    values: Mapping[str, object]
+    path: str = ""
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 0) -> int:
+        """A whole number of at least `minimum`."""
+        value = self._require(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.refuse(key, f"a whole number of at least {minimum}")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """A whole number, or None where the key is absent or null."""
+        return self.integer(key) if self.has(key) else None
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number."""
+        value = self._require(key, default)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or value != value
+            or abs(value) == float("inf")
+        ):
+            raise self.refuse(key, "a finite number")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """True or false."""
+        value = self._require(key, default)
+        if not isinstance(value, bool):
+            raise self.refuse(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._require(key, default)
+        if not isinstance(value, str):
+            raise self.refuse(key, "a string")
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers; a single number counts as a list of one, an absent key as an empty list."""
+        value = self.values.get(key)
+        items = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            raise self.refuse(key, "a list of whole numbers")
+        return tuple(items)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; an absent key counts as an empty list."""
+        value = self.values.get(key)
+        items = [] if value is None else value
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            raise self.refuse(key, "a list of strings")
+        return tuple(items)
+
+    def section(self, key: str) -> Fields:
+        """A nested object; an absent key counts as an empty one."""
+        value = self.values.get(key)
+        values = {} if value is None else value
+        if not isinstance(values, dict):
+            raise self.refuse(key, "an object")
+        return Fields(source=self.source, values=values, path=f"{self.path}{key}.")
+
+    def refuse(self, key: str, expected: str, hint: str = "") -> CheckpointError:
+        """The error for a value that cannot be used; the caller raises it."""
+        found = f"found `{json.dumps(self.values[key])}`" if key in self.values else "the key is absent"
+        return CheckpointError(f"`{self.source}`: `{self.path}{key}` must be {expected}; {found}", hint=hint)
+
+    def _require(self, key: str, default: object) -> object:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise CheckpointError(
+                f"`{self.source}`: `{self.path}{key}` is missing", hint="add the key, or fetch the file again"
+            )
+        return value
+
+
+def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result: dict[str, object] = {}
+    for key, value in pairs:
+        if key in result:
+            raise DuplicateKeyError(f"key `{key}` appears twice")
+        result[key] = value
+    return result
