@@ -1,0 +1,1 @@
+"""Engines: graphs that run, one file a backend behind one protocol."""

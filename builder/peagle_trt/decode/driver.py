@@ -1,0 +1,107 @@
+"""One thread that owns the engine; requests come from any thread and are answered through callbacks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from peagle_trt.decode.loop import DecodeLoop
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest
+from peagle_trt.errors import PeagleError, RequestError
+
+logger = logging.getLogger(__name__)
+
+OnChunk = Callable[[GenerationChunk], None]
+
+
+class EngineThread:
+    """Runs a decode loop while there is work.
+
+    Args:
+        loop: The loop; nobody else may touch it while the thread runs.
+    """
+
+    def __init__(self, loop: DecodeLoop) -> None:
+        self._loop = loop
+        self._changed = threading.Condition()
+        self._inbox: list[tuple[GenerationRequest, OnChunk]] = []
+        self._cancelled: list[str] = []
+        self._callbacks: dict[str, OnChunk] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="peagle-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest, on_chunk: OnChunk) -> None:
+        """Hand a request over. A refusal arrives as a chunk with `finish_reason` "error", like every other outcome.
+
+        Args:
+            request: The request.
+            on_chunk: Called from the engine's thread with every chunk; must not block.
+
+        Raises:
+            RequestError: The thread is closing.
+        """
+        with self._changed:
+            if self._closing:
+                raise RequestError("the engine is shutting down", hint="try another server")
+            self._inbox.append((request, on_chunk))
+            self._changed.notify()
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at its next step."""
+        with self._changed:
+            self._cancelled.append(request_id)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Cancel what is in flight, stop the thread and wait for it."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._inbox or self._cancelled or self._closing or self._loop.has_work):
+                    self._changed.wait()
+                inbox, self._inbox = self._inbox, []
+                cancelled, self._cancelled = self._cancelled, []
+                closing = self._closing
+            self._take(inbox)
+            for request_id in [*cancelled, *(self._callbacks if closing else ())]:
+                self._loop.cancel(request_id)
+            for chunk in self._loop.step():
+                self._deliver(chunk)
+            if closing and not self._loop.has_work:
+                return
+
+    def _take(self, inbox: list[tuple[GenerationRequest, OnChunk]]) -> None:
+        for request, on_chunk in inbox:
+            try:
+                self._loop.submit(request)
+            except PeagleError as error:
+                refusal = GenerationChunk(
+                    request_id=request.request_id, token_ids=(), text="", finish_reason="error", error=str(error)
+                )
+                _call(on_chunk, refusal)
+            else:
+                self._callbacks[request.request_id] = on_chunk
+
+    def _deliver(self, chunk: GenerationChunk) -> None:
+        last = chunk.finish_reason is not None
+        on_chunk = self._callbacks.pop(chunk.request_id) if last else self._callbacks[chunk.request_id]
+        _call(on_chunk, chunk)
+
+
+def _call(on_chunk: OnChunk, chunk: GenerationChunk) -> None:
+    try:
+        on_chunk(chunk)
+    except Exception:
+        # A caller's fault must not take the other requests down with it.
+        logger.exception("the callback of request %s failed", chunk.request_id)

@@ -1,0 +1,122 @@
+"""From the target's logits to the distribution a token is drawn from.
+
+Letters: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peagle_trt.decode.request import SamplingSettings
+from peagle_trt.errors import RequestError
+
+
+def check_sampling(settings: SamplingSettings) -> None:
+    """Refuse settings without a meaning.
+
+    Raises:
+        RequestError: A value is outside its range.
+    """
+    ranges = (
+        ("temperature", settings.temperature, 0.0, 100.0),
+        ("top_k", settings.top_k, 0, 2**31 - 1),
+        ("repetition_penalty", settings.repetition_penalty, 1e-3, 1e3),
+        ("frequency_penalty", settings.frequency_penalty, -100.0, 100.0),
+        ("presence_penalty", settings.presence_penalty, -100.0, 100.0),
+        ("min_tokens", settings.min_tokens, 0, 2**31 - 1),
+    )
+    for name, value, low, high in ranges:
+        # Not `value < low`: a NaN must be refused too.
+        if not low <= value <= high:
+            raise RequestError(f"`{name}` is {value}; expected {low}..{high}")
+    if not 0.0 < settings.top_p <= 1.0:
+        raise RequestError(f"`top_p` is {settings.top_p}; expected above 0 and at most 1")
+    if settings.seed is not None and settings.seed < 0:
+        raise RequestError(f"`seed` is {settings.seed}; expected 0 or more")
+
+
+class LogitShaper:
+    """Applies one request's penalties; remembers which tokens prompt and answer hold.
+
+    Args:
+        settings: The request's settings.
+        prompt_ids: Its prompt.
+        end_ids: Tokens barred until `min_tokens` are out.
+        vocab_size: V.
+    """
+
+    def __init__(
+        self, settings: SamplingSettings, prompt_ids: tuple[int, ...], end_ids: tuple[int, ...], vocab_size: int
+    ) -> None:
+        self._settings = settings
+        self._end_ids = list(end_ids)
+        self._repeats = settings.repetition_penalty != 1.0
+        self._counts = settings.frequency_penalty != 0.0 or settings.presence_penalty != 0.0
+        self._seen_V = np.zeros(vocab_size if self._repeats else 0, bool)
+        self._count_V = np.zeros(vocab_size if self._counts else 0, np.int32)
+        self._num_outputs = 0
+        if self._repeats:
+            self._seen_V[list(prompt_ids)] = True
+
+    def append(self, token_id: int) -> None:
+        """Take a token into the history."""
+        self._num_outputs += 1
+        if self._repeats:
+            self._seen_V[token_id] = True
+        if self._counts:
+            self._count_V[token_id] += 1
+
+    def shape(self, logits_V: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits with penalties and bars; the argument itself where there are none."""
+        bars_end = self._num_outputs < self._settings.min_tokens and bool(self._end_ids)
+        if not (self._repeats or self._counts or bars_end):
+            return logits_V
+        shaped_V = logits_V.copy()
+        if self._repeats:
+            seen = shaped_V[self._seen_V]
+            penalty = np.float32(self._settings.repetition_penalty)
+            shaped_V[self._seen_V] = np.where(seen > 0, seen / penalty, seen * penalty)
+        if self._counts:
+            shaped_V -= np.float32(self._settings.frequency_penalty) * self._count_V
+            shaped_V -= np.float32(self._settings.presence_penalty) * (self._count_V > 0)
+        if bars_end:
+            shaped_V[self._end_ids] = -np.inf
+        return shaped_V
+
+
+def distribution(logits_V: NDArray[np.float32], settings: SamplingSettings) -> NDArray[np.float64]:
+    """Probabilities after temperature, top-k and top-p, in this order.
+
+    Args:
+        logits_V: [V] float32, penalties applied.
+        settings: `temperature` above 0.
+
+    Returns:
+        [V] float64, sums to 1. Tokens tied at the edge of top-k are all kept.
+    """
+    scaled_V = logits_V.astype(np.float64) / settings.temperature
+    if 0 < settings.top_k < len(scaled_V):
+        edge = np.partition(scaled_V, -settings.top_k)[-settings.top_k]
+        scaled_V = np.where(scaled_V >= edge, scaled_V, -np.inf)
+    weights_V = np.exp(scaled_V - scaled_V.max())
+    probabilities_V = weights_V / weights_V.sum()
+    return _nucleus(probabilities_V, settings.top_p) if settings.top_p < 1.0 else probabilities_V
+
+
+def draw(probabilities_V: NDArray[np.float64], generator: np.random.Generator) -> int:
+    """One token; `probabilities_V` need not be normalised."""
+    cumulative_V = np.cumsum(probabilities_V)
+    token = int(np.searchsorted(cumulative_V, generator.random() * cumulative_V[-1], side="right"))
+    # Rounding may place the draw on the last step of the sum, past the last token with any weight.
+    return min(token, int(np.flatnonzero(probabilities_V)[-1]))
+
+
+def _nucleus(probabilities_V: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
+    """The smallest set of most likely tokens that reaches `top_p`. Source: arXiv 1904.09751."""
+    order_V = np.argsort(-probabilities_V, kind="stable")
+    reached_V = np.cumsum(probabilities_V[order_V])
+    kept = int(np.searchsorted(reached_V, top_p)) + 1
+    nucleus_V = np.zeros_like(probabilities_V)
+    nucleus_V[order_V[:kept]] = probabilities_V[order_V[:kept]]
+    return nucleus_V / nucleus_V.sum()

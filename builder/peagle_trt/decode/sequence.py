@@ -1,0 +1,167 @@
+"""One request while it is being decoded: its tokens, its drafts, its counters."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from peagle_trt.decode.acceptance import NO_DRAFTS, Drafts, verify
+from peagle_trt.decode.answer import Answer
+from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest, RequestMetrics
+from peagle_trt.decode.sampling import LogitShaper
+from peagle_trt.decode.text import TextTokenizer
+from peagle_trt.engine.protocol import TargetRows
+
+
+class Sequence:
+    """State of one request.
+
+    The target's cache holds every token but the last one, the *pending* token; a step feeds the pending token and the
+    drafts, and what the target keeps becomes the tail of `token_ids`.
+
+    Args:
+        request: The request.
+        slot: Cache it owns.
+        draft_tokens: K for this request; 0 for none.
+        max_sequence_length: Tokens of prompt and answer together.
+        vocab_size: Vocabulary of the target.
+        tokenizer: For text and stop strings, or None.
+        submitted_at: Clock when it was submitted, seconds.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        *,
+        slot: int,
+        draft_tokens: int,
+        max_sequence_length: int,
+        vocab_size: int,
+        tokenizer: TextTokenizer | None,
+        submitted_at: float,
+    ) -> None:
+        self.request = request
+        self.slot = slot
+        self.draft_tokens = draft_tokens
+        self.token_ids = list(request.prompt_ids)
+        self.num_prompt_read = 0
+        self.drafts = NO_DRAFTS
+        self.finish_reason: FinishReason | None = None
+        self.generator = np.random.default_rng(request.sampling.seed)
+        self._limit = min(len(request.prompt_ids) + request.max_tokens, max_sequence_length)
+        self._shaper = LogitShaper(request.sampling, request.prompt_ids, request.end_ids, vocab_size)
+        self._answer = Answer(tokenizer.stream() if tokenizer else None, request.stop_strings)
+        self._submitted_at = submitted_at
+        self._first_token_at: float | None = None
+        self._num_outputs = 0
+        self._num_verify_steps = 0
+        self._num_draft_tokens = 0
+        self._accepted_by_position = [0] * draft_tokens
+        self.num_drafter_passes = 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether part of the prompt has not been read."""
+        return self.num_prompt_read < len(self.request.prompt_ids)
+
+    @property
+    def useful_drafts(self) -> int:
+        """Drafts that could still be accepted: the step adds one token of the target's own."""
+        return max(0, min(self.draft_tokens, self._limit - len(self.token_ids) - 1))
+
+    def prompt_rows(self, max_rows: int) -> TargetRows:
+        """The next chunk of the prompt; its last row needs logits if it ends the prompt."""
+        start = self.num_prompt_read
+        chunk = self.request.prompt_ids[start : start + max_rows]
+        is_last = start + len(chunk) == len(self.request.prompt_ids)
+        ids = np.array(chunk, np.int32)
+        return TargetRows(slot=self.slot, token_ids=ids, start_position=start, num_logit_rows=int(is_last))
+
+    def verify_rows(self) -> TargetRows:
+        """The pending token and the drafts worth verifying."""
+        self.drafts = self.drafts.first(self.useful_drafts)
+        ids = np.array([self.token_ids[-1], *self.drafts.token_ids], np.int32)
+        start = len(self.token_ids) - 1
+        return TargetRows(slot=self.slot, token_ids=ids, start_position=start, num_logit_rows=len(ids))
+
+    def take_logits(self, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> int:
+        """Verify the drafts (none after a prompt) against the target's rows and keep what stands.
+
+        Args:
+            logits: [number of drafts + 1, V] float32.
+
+        Returns:
+            Accepted drafts, n.
+        """
+        tokens, num_accepted = verify(
+            logits,
+            self.drafts,
+            settings=self.request.sampling,
+            shaper=self._shaper,
+            generator=self.generator,
+            is_end=self.request.end_ids.__contains__,
+        )
+        if self.drafts.token_ids:
+            self._num_verify_steps += 1
+            self._num_draft_tokens += len(self.drafts.token_ids)
+            for position in range(num_accepted):
+                self._accepted_by_position[position] += 1
+        self.drafts = NO_DRAFTS
+        self._first_token_at = self._first_token_at or time.monotonic()
+        for token in tokens:
+            if self.finish_reason is None:
+                self._append(token)
+        return num_accepted
+
+    def take_drafts(self, drafts: Drafts) -> None:
+        """Keep what the drafter proposed for the next step."""
+        self.drafts = drafts
+        self.num_drafter_passes += 1
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the answer, unless it has ended."""
+        if self.finish_reason is None:
+            self.finish_reason = reason
+
+    def chunk(self, error: str = "") -> GenerationChunk | None:
+        """What can be sent now, or None when that is nothing."""
+        if self.finish_reason is not None:
+            self._answer.finish()
+        token_ids, text = self._answer.release()
+        if not token_ids and not text and self.finish_reason is None:
+            return None
+        return GenerationChunk(
+            request_id=self.request.request_id,
+            token_ids=token_ids,
+            text=text,
+            finish_reason=self.finish_reason,
+            metrics=self._metrics() if self.finish_reason is not None else None,
+            error=error,
+        )
+
+    def _append(self, token: int) -> None:
+        if token in self.request.end_ids:
+            self.finish_reason = "stop"
+            return
+        self.token_ids.append(token)
+        self._num_outputs += 1
+        self._answer.push(token)
+        if self._answer.is_stopped:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) >= self._limit:
+            self.finish_reason = "length"
+
+    def _metrics(self) -> RequestMetrics:
+        now = time.monotonic()
+        return RequestMetrics(
+            num_prompt_tokens=len(self.request.prompt_ids),
+            num_output_tokens=self._num_outputs,
+            num_verify_steps=self._num_verify_steps,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_tokens=sum(self._accepted_by_position),
+            accepted_by_position=tuple(self._accepted_by_position),
+            num_drafter_passes=self.num_drafter_passes,
+            time_to_first_token_seconds=(self._first_token_at or now) - self._submitted_at,
+            total_seconds=now - self._submitted_at,
+        )

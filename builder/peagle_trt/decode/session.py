@@ -1,0 +1,156 @@
+"""Opens a finished build and generates with it in this process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from peagle_trt.decode.loop import DecodeLoop
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
+from peagle_trt.decode.text import TextTokenizer
+from peagle_trt.engine.protocol import Engine
+from peagle_trt.engine.registry import open_engine
+from peagle_trt.errors import PeagleError, UsageError
+from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedBuild:
+    """A build that is ready to run.
+
+    Attributes:
+        path: Its folder.
+        manifest: Its manifest.
+        engine: Target and drafter, loaded.
+        tokenizer: Its text side.
+    """
+
+    path: Path
+    manifest: EngineManifest
+    engine: Engine
+    tokenizer: TextTokenizer
+
+    def request(self, prompt: str, *, max_tokens: int, request_id: str = "0") -> GenerationRequest:
+        """A greedy request with the model's own end tokens; change the rest by `dataclasses.replace`."""
+        return GenerationRequest(
+            request_id=request_id,
+            prompt_ids=tuple(self.tokenizer.encode(prompt)),
+            max_tokens=max_tokens,
+            end_ids=self.manifest.target.eos_token_ids,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A whole answer.
+
+    Attributes:
+        token_ids: Its tokens.
+        text: Its text.
+        finish_reason: Why it ended.
+        metrics: What it cost.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    metrics: RequestMetrics
+
+
+def read_manifest(build_path: Path) -> EngineManifest:
+    """A build's manifest.
+
+    Raises:
+        UsageError: The folder is not a finished build, or one that this release cannot read.
+    """
+    import msgspec
+
+    path = build_path / "manifest.json"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"`{build_path}` is not a finished build: cannot read `{path.name}` ({error.strerror})",
+            hint="run `peagle-trt build` first; an interrupted build has no manifest",
+        ) from error
+    try:
+        manifest = msgspec.json.decode(content, type=EngineManifest)
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"`{path}` is damaged or of another release: {error}", hint="build again") from error
+    if manifest.format != ARTIFACT_FORMAT:
+        raise UsageError(f"`{path}` has format {manifest.format}; this release reads {ARTIFACT_FORMAT}", hint="build again")
+    return manifest
+
+
+def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBuild:
+    """Load a finished build.
+
+    Args:
+        build_path: Its folder.
+        num_threads: Threads of the CPU backends; None takes every core this process may use.
+
+    Raises:
+        UsageError: The folder is not a finished build.
+        MachineError: This machine cannot run it.
+    """
+    manifest = read_manifest(build_path)
+    files = manifest.tokenizer
+    tokenizer = TextTokenizer.from_files(
+        build_path / files.tokenizer,
+        build_path / files.chat_template if files.chat_template else None,
+        files.bos_token,
+        files.eos_token,
+    )
+    engine = open_engine(build_path, manifest, num_threads=num_threads)
+    return LoadedBuild(path=build_path, manifest=manifest, engine=engine, tokenizer=tokenizer)
+
+
+def generate(loaded: LoadedBuild, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    """Answer requests together and wait for all of them.
+
+    Args:
+        loaded: The build.
+        requests: Requests; their ids are replaced by their index.
+
+    Returns:
+        One answer a request, in order.
+
+    Raises:
+        RequestError: A request cannot be honoured.
+        PeagleError: A step failed.
+    """
+    loop = DecodeLoop(loaded.engine, loaded.tokenizer)
+    for index, request in enumerate(requests):
+        loop.submit(replace(request, request_id=str(index)))
+    chunks: dict[str, list[GenerationChunk]] = {str(index): [] for index in range(len(requests))}
+    for chunk in _run(loop):
+        chunks[chunk.request_id].append(chunk)
+    return [_join(parts) for parts in chunks.values()]
+
+
+def stream(loaded: LoadedBuild, request: GenerationRequest) -> Iterator[GenerationChunk]:
+    """Answer one request, chunk by chunk."""
+    loop = DecodeLoop(loaded.engine, loaded.tokenizer)
+    loop.submit(request)
+    yield from _run(loop)
+
+
+def _run(loop: DecodeLoop) -> Iterator[GenerationChunk]:
+    while loop.has_work:
+        for chunk in loop.step():
+            if chunk.finish_reason == "error":
+                raise PeagleError(f"a decode step failed: {chunk.error}")
+            yield chunk
+
+
+def _join(parts: list[GenerationChunk]) -> Generation:
+    last = parts[-1]
+    assert last.metrics is not None and last.finish_reason is not None
+    return Generation(
+        token_ids=tuple(itertools.chain.from_iterable(part.token_ids for part in parts)),
+        text="".join(part.text for part in parts),
+        finish_reason=last.finish_reason,
+        metrics=last.metrics,
+    )

@@ -1,0 +1,130 @@
+"""Attention of several sequences over their own caches, for ONNX Runtime.
+
+Rows of all sequences lie one after another; a *group* is the run of rows that belongs to one sequence. Projections see all
+rows at once; attention runs once a group, on a cache that is appended in place and costs what is present, not what it
+could hold. ONNX Runtime's GroupQueryAttention takes several query rows for a batch of one only, hence a node a group.
+
+Letters: T rows of all groups, n rows of one group, G groups, C positions a cache holds, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from peagle_trt.graph.builder import MICROSOFT, GraphBuilder
+from peagle_trt.graph.rope import rotary_tables
+from peagle_trt.spec import RopeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """Heads of one attention.
+
+    Attributes:
+        num_query: Query heads.
+        num_key_value: Key/value heads.
+        dim: Width of a head.
+        norm_epsilon: Epsilon of the per-head RMSNorms of queries and keys, or None where there are none.
+    """
+
+    num_query: int
+    num_key_value: int
+    dim: int
+    norm_epsilon: float | None = None
+
+    @property
+    def widths(self) -> list[int]:
+        """Columns of queries, keys and values in the packed projection."""
+        return [self.num_query * self.dim, self.num_key_value * self.dim, self.num_key_value * self.dim]
+
+
+class GroupedAttention:
+    """Emits attention over G groups; holds what all layers share.
+
+    Args:
+        builder: Graph under construction.
+        heads: Heads of every layer.
+        rope: Rotary embedding of every layer.
+        num_groups: G.
+        cache_capacity: C.
+    """
+
+    def __init__(
+        self, builder: GraphBuilder, heads: HeadShape, rope: RopeConfig, *, num_groups: int, cache_capacity: int
+    ) -> None:
+        self._builder = builder
+        self._heads = heads
+        self._num_groups = num_groups
+        self._capacity = cache_capacity
+        self._cos, self._sin = rotary_tables(builder, rope, heads.dim, cache_capacity)
+        self._row_counts = builder.input("row_counts", "INT64", [num_groups]) if num_groups > 1 else ""
+        totals = builder.input("key_lengths", "INT32", [num_groups])
+        self._totals = [
+            builder.op("Gather", totals, builder.constant(np.array(group, np.int64))) for group in range(num_groups)
+        ]
+        one = builder.constant(np.array([1], np.int32))
+        self._last_keys = [builder.op("Sub", total, one) for total in self._totals]
+
+    def emit(self, layer: int, packed_T: str) -> str:
+        """One layer's attention.
+
+        Args:
+            layer: Index, names caches and norm weights.
+            packed_T: [T, (Hq + 2 Hkv) D], queries, keys and values side by side.
+
+        Returns:
+            [T, Hq * D].
+        """
+        parts = [packed_T] if self._heads.norm_epsilon is None else self._normed_parts(layer, packed_T)
+        split = [self._by_group(part) for part in parts]
+        outputs = [self._attend(layer, group, [part[group] for part in split]) for group in range(self._num_groups)]
+        joined = outputs[0] if self._num_groups == 1 else self._builder.op("Concat", *outputs, axis=1)
+        return self._builder.op("Squeeze", joined, self._builder.constant(np.array([0], np.int64)))
+
+    def _by_group(self, rows_T: str) -> list[str]:
+        """[1, n, width] of every group."""
+        batched = self._builder.op("Unsqueeze", rows_T, self._builder.constant(np.array([0], np.int64)))
+        if self._num_groups == 1:
+            return [batched]
+        return self._builder.ops("Split", batched, self._row_counts, outputs=self._num_groups, axis=1)
+
+    def _attend(self, layer: int, group: int, parts: list[str]) -> str:
+        builder, heads = self._builder, self._heads
+        dims = [1, heads.num_key_value, self._capacity, heads.dim]
+        key, value = (builder.input(f"{kind}.{layer}.{group}", "FLOAT", dims) for kind in ("key", "value"))
+        query, new_key, new_value = parts if len(parts) == 3 else (parts[0], "", "")
+        output = f"attention.{layer}.{group}"
+        names = [output, f"{key}.out", f"{value}.out"]
+        inputs = [query, new_key, new_value, key, value]
+        builder.ops(
+            "GroupQueryAttention",
+            *inputs,
+            self._last_keys[group],
+            self._totals[group],
+            self._cos,
+            self._sin,
+            outputs=names,
+            domain=MICROSOFT,
+            num_heads=heads.num_query,
+            kv_num_heads=heads.num_key_value,
+            do_rotary=1,
+        )
+        for name in names[1:]:
+            builder.output(name, "FLOAT", dims)
+        return output
+
+    def _normed_parts(self, layer: int, packed_T: str) -> list[str]:
+        """Queries, keys and values apart, queries and keys normalised per head before rotation."""
+        builder, heads = self._builder, self._heads
+        sizes = builder.constant(np.array(heads.widths, np.int64))
+        parts = builder.ops("Split", packed_T, sizes, outputs=3, axis=-1)
+        counts = (heads.num_query, heads.num_key_value)
+        for index, (count, name) in enumerate(zip(counts, ("q_norm", "k_norm"), strict=True)):
+            by_head = builder.op("Reshape", parts[index], builder.constant(np.array([0, count, heads.dim], np.int64)))
+            normed = builder.op(
+                "RMSNormalization", by_head, builder.weight(f"layers.{layer}.{name}"), epsilon=heads.norm_epsilon
+            )
+            parts[index] = builder.op("Reshape", normed, builder.constant(np.array([0, -1], np.int64)))
+        return parts

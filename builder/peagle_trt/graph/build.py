@@ -1,0 +1,84 @@
+"""Writes every graph of a build: target and drafter, once for each batch bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peagle_trt.graph.drafter import drafter_graph
+from peagle_trt.graph.target import target_graph
+from peagle_trt.spec import BuildSpec, DrafterConfig, GraphShapes, TargetConfig, TensorSpec
+from peagle_trt.spec.build import MAX_DRAFT_TOKENS
+
+if TYPE_CHECKING:
+    import onnx
+
+# A step that starts at the last position writes up to 2K rows past it, which nobody reads.
+CACHE_MARGIN = 2 * MAX_DRAFT_TOKENS
+
+
+def graph_shapes(spec: BuildSpec) -> GraphShapes:
+    """Limits of the engines that a build asks for."""
+    return GraphShapes(
+        draft_tokens=spec.draft_tokens,
+        max_draft_tokens=MAX_DRAFT_TOKENS,
+        max_batch_size=spec.max_batch_size,
+        max_sequence_length=spec.max_sequence_length,
+        cache_capacity=spec.max_sequence_length + CACHE_MARGIN,
+        batch_buckets=tuple(sorted({1, spec.max_batch_size})),
+    )
+
+
+def build_graphs(
+    spec: BuildSpec,
+    target: TargetConfig,
+    drafter: DrafterConfig,
+    stored_target: Mapping[str, TensorSpec],
+    stored_drafter: Mapping[str, TensorSpec],
+    engine_path: Path,
+) -> tuple[GraphShapes, dict[str, str]]:
+    """Write `target.b{G}.onnx` and `drafter.b{G}.onnx` beside the weights they point at.
+
+    Args:
+        spec: The build.
+        target: The target, whose `aux_layer_ids` are the drafter's.
+        drafter: The drafter.
+        stored_target: The target's weights as written.
+        stored_drafter: The drafter's weights as written; what it shares points into the target's file.
+        engine_path: Folder that holds the weights.
+
+    Returns:
+        The limits, and role to file name.
+    """
+    shapes = graph_shapes(spec)
+    graphs: dict[str, str] = {}
+    for groups in shapes.batch_buckets:
+        models = {
+            "target": target_graph(
+                target, stored_target, num_groups=groups, cache_capacity=shapes.cache_capacity
+            ),
+            "drafter": drafter_graph(
+                drafter,
+                drafter_weights(stored_target, stored_drafter),
+                num_groups=groups,
+                cache_capacity=shapes.cache_capacity,
+            ),
+        }
+        for role, model in models.items():
+            graphs[f"{role}.b{groups}"] = _write(model, engine_path / f"{role}.b{groups}.onnx")
+    return shapes, graphs
+
+
+def drafter_weights(
+    stored_target: Mapping[str, TensorSpec], stored_drafter: Mapping[str, TensorSpec]
+) -> dict[str, TensorSpec]:
+    """The drafter's weights, with the target's embedding and output layer where the drafter has none of its own."""
+    embedding = stored_target["embed_tokens"]
+    shared = {"embed_tokens": embedding, "lm_head": stored_target.get("lm_head", embedding)}
+    return shared | dict(stored_drafter)
+
+
+def _write(model: onnx.ModelProto, path: Path) -> str:
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return path.name

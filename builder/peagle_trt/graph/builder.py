@@ -1,0 +1,146 @@
+"""Writes an ONNX graph node by node; weights stay where they are on disk and are pointed at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peagle_trt.spec import TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET = 23
+IR_VERSION = 11
+MICROSOFT = "com.microsoft"
+
+Dims = Sequence[int | str]
+
+
+class GraphBuilder:
+    """Collects nodes, weights, inputs and outputs of one model.
+
+    Args:
+        name: Name of the graph.
+        stored: Weights the graph may point at, each with the file, offset and length of its bytes.
+    """
+
+    def __init__(self, name: str, stored: Mapping[str, TensorSpec]) -> None:
+        self._name = name
+        self._stored = stored
+        self._nodes: list[onnx.NodeProto] = []
+        self._initializers: dict[str, onnx.TensorProto] = {}
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._functions: dict[str, onnx.FunctionProto] = {}
+        self._count = 0
+
+    def input(self, name: str, element: str, dims: Dims) -> str:
+        """Declare an input; `element` is a name of `onnx.TensorProto`, such as FLOAT or INT32."""
+        self._inputs.append(_value_info(name, element, dims))
+        return name
+
+    def output(self, name: str, element: str, dims: Dims) -> None:
+        """Declare an output that a node already writes under this name."""
+        self._outputs.append(_value_info(name, element, dims))
+
+    def op(self, op_type: str, *inputs: str, domain: str = "", output: str | None = None, **attributes: Any) -> str:
+        """Append a node with one output; returns its name, `output` if given."""
+        return self.ops(op_type, *inputs, outputs=[output or self.unique(op_type)], domain=domain, **attributes)[0]
+
+    def cast(self, value: str, element: str, *, output: str | None = None) -> str:
+        """Append a Cast to a type named as in `onnx.TensorProto`."""
+        from onnx import TensorProto
+
+        return self.op("Cast", value, output=output, to=TensorProto.DataType.Value(element))
+
+    def ops(
+        self, op_type: str, *inputs: str, outputs: int | Sequence[str], domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """Append a node with several outputs, named or counted; an empty name leaves an output out."""
+        from onnx import helper
+
+        names = [self.unique(op_type) for _ in range(outputs)] if isinstance(outputs, int) else list(outputs)
+        self._nodes.append(
+            helper.make_node(op_type, inputs, names, name=f"{op_type}_{len(self._nodes)}", domain=domain, **attributes)
+        )
+        return names
+
+    def weight(self, name: str) -> str:
+        """A stored weight by our name; added once however often it is used.
+
+        Raises:
+            KeyError: Nothing of that name is stored.
+        """
+        if name not in self._initializers:
+            self._initializers[name] = _external(self._stored[name], name)
+        return name
+
+    def has_weight(self, name: str) -> bool:
+        """Whether a weight of that name is stored."""
+        return name in self._stored
+
+    def constant(self, values: NDArray[np.generic]) -> str:
+        """A small constant kept inside the graph."""
+        from onnx import numpy_helper
+
+        name = self.unique("constant")
+        self._initializers[name] = numpy_helper.from_array(values, name)
+        return name
+
+    def function(self, function: onnx.FunctionProto) -> None:
+        """Add the body of a custom node."""
+        self._functions[f"{function.domain}::{function.name}"] = function
+
+    def model(self) -> onnx.ModelProto:
+        """The finished model, checked by the ONNX checker."""
+        from onnx import helper
+
+        graph = helper.make_graph(
+            self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
+        )
+        domains = {"": OPSET, MICROSOFT: 1} | {function.domain: 1 for function in self._functions.values()}
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid(domain, version) for domain, version in domains.items()],
+            functions=list(self._functions.values()),
+            ir_version=IR_VERSION,
+            producer_name="peagle-trt",
+        )
+
+    def unique(self, stem: str) -> str:
+        """A name nobody else has."""
+        self._count += 1
+        return f"{stem}.{self._count}"
+
+
+def _value_info(name: str, element: str, dims: Dims) -> onnx.ValueInfoProto:
+    from onnx import TensorProto, helper
+
+    return helper.make_tensor_value_info(name, TensorProto.DataType.Value(element), list(dims))
+
+
+def _external(spec: TensorSpec, name: str) -> onnx.TensorProto:
+    from onnx import TensorProto
+
+    elements = {
+        "F32": TensorProto.FLOAT,
+        "F16": TensorProto.FLOAT16,
+        "BF16": TensorProto.BFLOAT16,
+        "I64": TensorProto.INT64,
+        "I32": TensorProto.INT32,
+    }
+    if spec.location is None:
+        raise ValueError(f"weight `{spec.name}` has no place on disk")
+    tensor = TensorProto(name=name, data_type=elements[spec.dtype], dims=spec.shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (
+        ("location", spec.location.path.name),
+        ("offset", str(spec.location.offset_bytes)),
+        ("length", str(spec.location.length_bytes)),
+    ):
+        tensor.external_data.add(key=key, value=value)
+    return tensor

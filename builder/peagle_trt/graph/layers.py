@@ -1,0 +1,74 @@
+"""Blocks that target and drafter share. Rows are flat: [T, width]."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from peagle_trt.graph.attention import GroupedAttention
+from peagle_trt.graph.builder import MICROSOFT, GraphBuilder
+
+
+def linear(builder: GraphBuilder, rows: str, weight: str, bias: str) -> str:
+    """`rows @ weight.T + bias`; the bias only where it is stored. Weights keep the checkpoint's [out, in] layout."""
+    optional = [builder.weight(bias)] if builder.has_weight(bias) else []
+    return builder.op("Gemm", rows, builder.weight(weight), *optional, transB=1)
+
+
+def rms_norm(builder: GraphBuilder, rows: str, weight: str, epsilon: float) -> str:
+    """RMSNorm over the last axis."""
+    return builder.op("RMSNormalization", rows, builder.weight(weight), epsilon=epsilon)
+
+
+def add_and_norm(builder: GraphBuilder, rows: str, residual: str, weight: str, epsilon: float) -> tuple[str, str]:
+    """`norm(rows + residual)` and the sum itself, in one fused node."""
+    normed, _, _, total = builder.ops(
+        "SkipSimplifiedLayerNormalization",
+        rows,
+        residual,
+        builder.weight(weight),
+        outputs=[builder.unique("normed"), "", "", builder.unique("stream")],
+        domain=MICROSOFT,
+        epsilon=epsilon,
+    )
+    return normed, total
+
+
+def swiglu(builder: GraphBuilder, rows: str, prefix: str) -> str:
+    """`down(silu(gate(x)) * up(x))`, gate and up in one product."""
+    gate, up = builder.ops(
+        "Split",
+        linear(builder, rows, f"{prefix}gate_up_proj", f"{prefix}gate_up_bias"),
+        outputs=2,
+        axis=-1,
+        num_outputs=2,
+    )
+    activated = builder.op("Mul", builder.op("Mul", gate, builder.op("Sigmoid", gate)), up)
+    return linear(builder, activated, f"{prefix}down_proj", f"{prefix}down_bias")
+
+
+def decoder_layer(
+    builder: GraphBuilder, attention: GroupedAttention, layer: int, attention_input: str, residual: str, epsilon: float
+) -> tuple[str, str]:
+    """One pre-norm layer.
+
+    Args:
+        builder: Graph under construction.
+        attention: Emits the attention of this model.
+        layer: Index of the layer.
+        attention_input: Normalised rows the projections read; the drafter's layer 0 reads 2H columns.
+        residual: Stream the attention's output is added to.
+        epsilon: Epsilon of the RMSNorms.
+
+    Returns:
+        The MLP's output and the stream it is to be added to; the next norm adds them.
+    """
+    prefix = f"layers.{layer}."
+    packed = linear(builder, attention_input, f"{prefix}qkv_proj", f"{prefix}qkv_bias")
+    attended = linear(builder, attention.emit(layer, packed), f"{prefix}o_proj", f"{prefix}o_bias")
+    normed, stream = add_and_norm(builder, attended, residual, f"{prefix}post_attention_norm", epsilon)
+    return swiglu(builder, normed, prefix), stream
+
+
+def flatten(builder: GraphBuilder, values: str, width: int) -> str:
+    """[B, W, width] -> [B * W, width]."""
+    return builder.op("Reshape", values, builder.constant(np.array([-1, width], np.int64)))

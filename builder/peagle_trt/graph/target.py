@@ -1,0 +1,75 @@
+"""Graph of the target: tokens of up to G sequences in, logits of chosen rows and auxiliary hidden states out.
+
+Letters: T rows of all groups, G groups, L rows that need logits, V vocabulary, A auxiliary states, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from peagle_trt.graph.attention import GroupedAttention, HeadShape
+from peagle_trt.graph.builder import GraphBuilder
+from peagle_trt.graph.layers import add_and_norm, decoder_layer, rms_norm
+from peagle_trt.spec import TargetConfig, TensorSpec
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def target_graph(
+    config: TargetConfig, stored: Mapping[str, TensorSpec], *, num_groups: int, cache_capacity: int
+) -> onnx.ModelProto:
+    """Write the target.
+
+    Inputs: `token_ids` [T] int32; `row_counts` [G] int64 (absent for one group); `key_lengths` [G] int32, tokens in the
+    cache after this pass; `logit_rows` [L] int64; `key.{layer}.{group}`, `value.{layer}.{group}` [1, Hkv, C, D] float32.
+    Outputs: `logits` [L, V] and `hidden` [T, A * H] float32; every cache again under `NAME.out`, to be bound to the very
+    buffer of its input.
+
+    Args:
+        config: The target.
+        stored: Its weights.
+        num_groups: G, sequences a pass takes.
+        cache_capacity: C, positions a cache holds.
+    """
+    builder = GraphBuilder("target", stored)
+    token_ids = builder.input("token_ids", "INT32", ["T"])
+    logit_rows = builder.input("logit_rows", "INT64", ["L"])
+    attention = GroupedAttention(
+        builder, target_heads(config), config.rope, num_groups=num_groups, cache_capacity=cache_capacity
+    )
+    streams, last, residual = _layers(builder, attention, config, token_ids)
+    normed, streams[config.num_layers] = add_and_norm(builder, last, residual, "norm", config.rms_norm_eps)
+    table = "embed_tokens" if config.is_tied else "lm_head"
+    rows = builder.op("Gather", normed, logit_rows, axis=0)
+    builder.op("Gemm", rows, builder.weight(table), transB=1, output="logits")
+    builder.op("Concat", *(streams[layer] for layer in config.aux_layer_ids), axis=-1, output="hidden")
+    builder.output("logits", "FLOAT", ["L", config.vocab_size])
+    builder.output("hidden", "FLOAT", ["T", len(config.aux_layer_ids) * config.hidden_size])
+    return builder.model()
+
+
+def target_heads(config: TargetConfig) -> HeadShape:
+    """Heads of every layer of the target."""
+    return HeadShape(
+        num_query=config.num_attention_heads,
+        num_key_value=config.num_key_value_heads,
+        dim=config.head_dim,
+        norm_epsilon=config.rms_norm_eps if config.has_qk_norm else None,
+    )
+
+
+def _layers(
+    builder: GraphBuilder, attention: GroupedAttention, config: TargetConfig, token_ids: str
+) -> tuple[dict[int, str], str, str]:
+    """The streams entering each layer, by layer; then the last layer's MLP output and stream, still to be added."""
+    embedded = builder.op("Gather", builder.weight("embed_tokens"), token_ids, axis=0)
+    streams = {0: embedded}
+    normed, stream = rms_norm(builder, embedded, "layers.0.input_norm", config.rms_norm_eps), embedded
+    for layer in range(config.num_layers):
+        if layer > 0:
+            normed, stream = add_and_norm(builder, last, stream, f"layers.{layer}.input_norm", config.rms_norm_eps)
+            streams[layer] = stream
+        last, stream = decoder_layer(builder, attention, layer, normed, stream, config.rms_norm_eps)
+    return streams, last, stream
