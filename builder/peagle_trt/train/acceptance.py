@@ -1,0 +1,127 @@
+"""Acceptance length by an exact walk over the target's own greedy text, without running the target again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from peagle_trt.train.batches import pack_rows
+from peagle_trt.train.sampling import full_rows
+
+if TYPE_CHECKING:
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.head import PeagleHead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """Counts of a walk.
+
+    Attributes:
+        num_steps: Verify steps.
+        num_tokens: Tokens they produced, the bonus token of each step among them.
+        accepted_by_position: Steps that accepted slot k, [K].
+    """
+
+    num_steps: int
+    num_tokens: int
+    accepted_by_position: tuple[int, ...]
+
+    @property
+    def length(self) -> float:
+        """Tokens a verify step, bonus counted."""
+        return self.num_tokens / max(1, self.num_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenTables:
+    """What a head borrows from its target.
+
+    Attributes:
+        embeddings_VH: Embedding table, float32.
+        head_DH: lm_head's rows of the draft vocabulary, in the type to compute with.
+        draft_to_target_D: Target id of each draft id.
+    """
+
+    embeddings_VH: Tensor
+    head_DH: Tensor
+    draft_to_target_D: Tensor
+
+
+def freeze_tables(
+    embeddings_VH: Tensor, head_VH: Tensor, draft_to_target: NDArray[np.int64], compute_dtype: torch.dtype
+) -> FrozenTables:
+    """Select lm_head's rows of the draft vocabulary."""
+    import torch
+
+    chosen = torch.from_numpy(draft_to_target)
+    return FrozenTables(
+        embeddings_VH=embeddings_VH.float(), head_DH=head_VH[chosen].to(compute_dtype), draft_to_target_D=chosen
+    )
+
+
+def measure_acceptance(
+    head: PeagleHead, tables: FrozenTables, sequences: Iterable[TrainingSequence], *, draft_tokens: int
+) -> Acceptance:
+    """Walk greedy answers as a decode loop would, with K drafts a step.
+
+    Exact wherever the target answers the same in a batch as alone: a step's drafts depend only on the accepted text
+    and its hidden states, and both are in the sequence.
+
+    Args:
+        head: The drafter.
+        tables: The target's embeddings and lm_head rows.
+        sequences: Greedy answers of the target.
+        draft_tokens: K.
+
+    Returns:
+        Counts over all sequences; drafts beyond the end of an answer count as neither accepted nor produced.
+    """
+    num_steps, num_tokens = 0, 0
+    accepted_by_position = np.zeros(draft_tokens, dtype=np.int64)
+    for sequence in sequences:
+        drafts = draft_everywhere(head, tables, sequence, draft_tokens)
+        token_ids = sequence.token_ids.numpy()
+        slot, end = sequence.prompt_length - 1, len(token_ids)
+        while slot + 2 < end:
+            truth = token_ids[slot + 2 : slot + 2 + draft_tokens]
+            agreeing = drafts[slot - sequence.prompt_length + 1, : len(truth)] == truth
+            accepted = len(truth) if agreeing.all() else int(agreeing.argmin())
+            accepted_by_position[:accepted] += 1
+            num_steps += 1
+            num_tokens += min(accepted + 1, end - slot - 2)
+            slot += accepted + 1
+    return Acceptance(
+        num_steps=num_steps, num_tokens=num_tokens, accepted_by_position=tuple(accepted_by_position.tolist())
+    )
+
+
+def draft_everywhere(
+    head: PeagleHead, tables: FrozenTables, sequence: TrainingSequence, draft_tokens: int
+) -> NDArray[np.int64]:
+    """The drafts of a rollout at every slot of an answer, in one forward pass.
+
+    Returns:
+        Target ids, [slots from the first generated token on, K].
+    """
+    import torch
+
+    num_slots = len(sequence.token_ids) - 2
+    anchors = np.arange(sequence.prompt_length - 1, num_slots)
+    plan = full_rows(num_slots, anchors, draft_tokens)
+    with torch.inference_mode():
+        # Rollouts near the end reach beyond the text; their rows read no token and no hidden state of it.
+        hidden_RH = head(pack_rows([sequence], [plan], head.shape.mask_token_id).rows, tables.embeddings_VH)
+        chosen = torch.cat([hidden_RH[torch.from_numpy(anchors)], hidden_RH[num_slots:]])
+        logits = (chosen.to(tables.head_DH.dtype) @ tables.head_DH.T).float()
+        tokens = tables.draft_to_target_D[logits.argmax(dim=-1)].numpy()
+    first, masked = tokens[: len(anchors), None], tokens[len(anchors) :].reshape(len(anchors), draft_tokens - 1)
+    drafts: NDArray[np.int64] = np.concatenate([first, masked], axis=1)
+    return drafts

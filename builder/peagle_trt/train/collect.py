@@ -1,0 +1,106 @@
+"""Two long steps in front of training: let the target invent questions, and let it answer all of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peagle_trt.train.corpus import Question
+from peagle_trt.train.features import FeatureWriter, read_index
+from peagle_trt.train.generate import Prompt, answer_prompts, nucleus_chooser
+from peagle_trt.train.prompting import ChatFormat, invitations, invented_question, make_prompts
+
+if TYPE_CHECKING:
+    from peagle_trt.train.llama import LlamaTarget
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionPlan:
+    """How answers are gathered.
+
+    Attributes:
+        num_slots: Sequences a step.
+        max_prompt_tokens: Longer prompts are left out.
+        max_new_tokens: Limit of an answer.
+        token_budget: Answer tokens after which this worker stops.
+        worker: This process's number.
+        num_workers: Processes that share the questions; on few cores, one process a core beats one with two threads.
+    """
+
+    num_slots: int = 64
+    max_prompt_tokens: int = 320
+    max_new_tokens: int = 320
+    token_budget: int = 1_000_000
+    worker: int = 0
+    num_workers: int = 1
+
+
+def invent_questions(target: LlamaTarget, chat: ChatFormat, *, count: int, num_slots: int, seed: int) -> list[Question]:
+    """Sample user turns from the target at temperature 1.0 and nucleus 0.95; those that make no sense are left out."""
+    choose = nucleus_chooser(target, temperature=1.0, top_p=0.95, seed=seed)
+    prompts = invitations(chat, count)
+    answers = answer_prompts(target, prompts, choose=choose, num_slots=num_slots, capacity=256)
+    questions = (invented_question(answer, chat) for answer in answers)
+    return [question for question in questions if question is not None]
+
+
+def collect_features(
+    target: LlamaTarget, chat: ChatFormat, questions: Sequence[Question], *, folder: Path, plan: CollectionPlan
+) -> int:
+    """Answer this worker's share of the questions greedily and store the hidden states; a second call continues.
+
+    Args:
+        target: The model.
+        chat: Its tokenizer and template.
+        questions: All questions, the same in every worker.
+        folder: The feature store.
+        plan: Sizes and limits.
+
+    Returns:
+        Answer tokens stored by this call.
+    """
+    writer = FeatureWriter(folder, prefix=f"worker{plan.worker}")
+    done = {identifier for shard in read_index(folder) for identifier in shard.identifiers}
+    prompts = make_prompts(
+        questions, chat, max_prompt_tokens=plan.max_prompt_tokens, max_new_tokens=plan.max_new_tokens
+    )
+    share = itertools.islice(prompts, plan.worker, None, plan.num_workers)
+    # Room for both turns of a conversation: first prompt, half an answer, second turn, half an answer.
+    capacity = plan.max_prompt_tokens + plan.max_new_tokens + 64
+    answers = answer_prompts(
+        target, _pending(share, done), choose=target.greedy_tokens, num_slots=plan.num_slots, capacity=capacity
+    )
+    num_tokens, started = 0, time.monotonic()
+    for count, answer in enumerate(answers, start=1):
+        writer.add(answer)
+        num_tokens += len(answer.token_ids) - len(answer.prompt.token_ids)
+        if count % 64 == 0:
+            rate = num_tokens / (time.monotonic() - started)
+            logger.info("worker %d: %d answers, %d tokens, %.0f tokens/s", plan.worker, count, num_tokens, rate)
+        if num_tokens >= plan.token_budget:
+            break
+    writer.flush()
+    return num_tokens
+
+
+def write_questions(path: Path, questions: Sequence[Question]) -> None:
+    """Store questions as JSON lines."""
+    path.write_text("".join(json.dumps(asdict(question)) + "\n" for question in questions), encoding="utf-8")
+
+
+def read_questions(path: Path) -> list[Question]:
+    """Questions from JSON lines, as `write_questions` wrote them."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Question(source=line["source"], turns=tuple(line["turns"]), is_raw=line["is_raw"]) for line in lines]
+
+
+def _pending(prompts: Iterator[Prompt], done: set[str]) -> Iterator[Prompt]:
+    return (prompt for prompt in prompts if prompt.identifier not in done)

@@ -1,0 +1,53 @@
+"""Small heads and invented sequences, built without any checkpoint."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from peagle_trt.train.features import TrainingSequence
+from peagle_trt.train.head import HeadShape
+
+HIDDEN, VOCABULARY = 32, 96
+
+
+@pytest.fixture
+def shape() -> HeadShape:
+    return HeadShape(
+        hidden_size=HIDDEN,
+        intermediate_size=48,
+        num_layers=2,
+        num_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        max_positions=128,
+        target_hidden_size=HIDDEN,
+        auxiliary_layers=(1, 2, 3),
+        vocab_size=VOCABULARY,
+        draft_vocab_size=VOCABULARY,
+        mask_token_id=2,
+        num_depths=5,
+    )
+
+
+def make_sequence(seed: int, length: int = 24, prompt_length: int = 5) -> TrainingSequence:
+    generator = torch.Generator().manual_seed(seed)
+    return TrainingSequence(
+        token_ids=torch.randint(3, VOCABULARY, (length,), generator=generator, dtype=torch.int32),
+        prompt_length=prompt_length,
+        auxiliary_NA=torch.randn(length - 1, 3 * HIDDEN, generator=generator).half(),
+        normed_NH=torch.randn(length - 1, HIDDEN, generator=generator).half(),
+    )
+
+
+@pytest.fixture
+def sequences() -> list[TrainingSequence]:
+    return [make_sequence(seed, length=20 + seed) for seed in range(12)]
+
+
+@pytest.fixture
+def generator() -> np.random.Generator:
+    return np.random.default_rng(7)
