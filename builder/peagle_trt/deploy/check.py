@@ -1,0 +1,138 @@
+"""Finds, without a server, what would keep a model repository from loading.
+
+A server reports most of these as "failed to poll from model repository" and hangs for ever on a missing model.py.
+Source: behaviour of tritonserver 2.51, each case provoked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from peagle_trt_repo.tensors import PEAGLE_INPUTS
+
+from peagle_trt.deploy.check_ensemble import check_ensemble
+from peagle_trt.deploy.findings import Finding
+from peagle_trt.errors import MachineError, UsageError
+
+OPENAI_INPUTS = (
+    "text_input",
+    "stream",
+    "max_tokens",
+    "stop_words",
+    "top_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "seed",
+    "temperature",
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+)
+"""What NVIDIA's OpenAI frontend sends to a model; one undeclared name fails every request. Source: server 26.09."""
+
+
+def check_repository(path: Path) -> list[Finding]:
+    """Everything that is wrong with a repository, model by model.
+
+    Args:
+        path: Folder with one folder a model.
+
+    Raises:
+        UsageError: There is no repository.
+        MachineError: The parser of Triton's configurations is not installed.
+    """
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
+    if not folders:
+        raise UsageError(f"`{path}` holds no models")
+    configs: dict[str, Any] = {}
+    findings: list[Finding] = []
+    for folder in folders:
+        parsed = _parse(folder)
+        if isinstance(parsed, Finding):
+            findings.append(parsed)
+        else:
+            configs[folder.name] = parsed
+            findings += _check_model(folder, parsed)
+    for name, config in configs.items():
+        if config.platform == "ensemble":
+            findings += check_ensemble(name, configs)
+    return findings
+
+
+def _parse(folder: Path) -> Any:
+    """The configuration, or the finding that says why there is none."""
+    try:
+        text_format = importlib.import_module("google.protobuf.text_format")
+        model_config_pb2 = importlib.import_module("tritonclient.grpc.model_config_pb2")
+    except ImportError as error:
+        raise MachineError("`tritonclient` is not installed", hint="pip install 'peagle-trt[serve]'") from error
+    path = folder / "config.pbtxt"
+    if not path.is_file():
+        return Finding(model_name=folder.name, message="`config.pbtxt` is missing")
+    text = path.read_text(encoding="utf-8")
+    if placeholder := re.search(r"\$\{[^}]*\}?", text):
+        return Finding(model_name=folder.name, message=f"`config.pbtxt` holds the unfilled `{placeholder[0]}`")
+    try:
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
+    except text_format.ParseError as error:
+        return Finding(model_name=folder.name, message=f"`config.pbtxt` cannot be read: {error}")
+
+
+def _check_model(folder: Path, config: Any) -> Iterator[Finding]:
+    messages = [*_check_identity(folder, config), *_check_placement(config), *_check_versions(folder, config)]
+    for message in messages:
+        yield Finding(model_name=folder.name, message=message)
+    if config.name == "peagle" or config.platform == "ensemble":
+        declared = {tensor.name for tensor in config.input}
+        for name in OPENAI_INPUTS:
+            if name not in declared:
+                message = f"input `{name}` is not declared; an OpenAI frontend sends it"
+                yield Finding(model_name=folder.name, message=message, is_fatal=False)
+
+
+def _check_identity(folder: Path, config: Any) -> Iterator[str]:
+    if config.name and config.name != folder.name:
+        yield f"its configuration says `{config.name}`, its folder `{folder.name}`"
+    if not config.backend and not config.platform:
+        yield "neither `backend` nor `platform` is set"
+    for kind, fields in (("input", config.input), ("output", config.output)):
+        names = [field.name for field in fields]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"{kind} `{name}` is declared twice"
+    if config.name == "peagle" and {field.name for field in config.input} != {field.name for field in PEAGLE_INPUTS}:
+        yield "its inputs are not those of this version; assemble the repository again"
+
+
+def _check_placement(config: Any) -> Iterator[str]:
+    kinds = type(config).DESCRIPTOR.fields_by_name["instance_group"].message_type.enum_types_by_name["Kind"]
+    gpu = kinds.values_by_name["KIND_GPU"].number
+    if any(group.kind == gpu for group in config.instance_group):
+        yield "`KIND_GPU` does not load on a machine without a GPU; the engine places itself, use `KIND_CPU`"
+    if config.response_cache.enable and config.model_transaction_policy.decoupled:
+        yield "`response_cache` does not go with a decoupled model"
+
+
+def _check_versions(folder: Path, config: Any) -> Iterator[str]:
+    versions = sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name.isdecimal())
+    if not versions:
+        yield "it has no version folder such as `1`"
+    if config.backend != "python":
+        return
+    for version in versions:
+        source = version / (config.default_model_filename or "model.py")
+        if not source.is_file():
+            yield f"`{version.name}/{source.name}` is missing; the server would load for ever"
+            continue
+        yield from _check_source(source)
+        if config.name == "peagle" and not (version / "build" / "manifest.json").is_file():
+            yield f"`{version.name}/build/manifest.json` is missing"
+
+
+def _check_source(source: Path) -> Iterator[str]:
+    try:
+        compile(source.read_text(encoding="utf-8"), source.name, "exec")
+    except (SyntaxError, UnicodeDecodeError) as error:
+        yield f"`{source.parent.name}/{source.name}` is not valid Python: {error}"

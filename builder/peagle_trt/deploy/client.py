@@ -1,0 +1,184 @@
+"""A small client of the served models: one answer, or an answer piece by piece, over HTTP and over gRPC."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from peagle_trt_repo.outputs import shaped
+from peagle_trt_repo.tensors import ENSEMBLE_INPUTS, PEAGLE_INPUTS
+
+from peagle_trt.deploy.ports import LOOPBACK
+from peagle_trt.errors import PeagleError, RequestError
+
+REQUEST_TIMEOUT_SECONDS = 600.0
+
+Payload = Mapping[str, object]
+
+_DATA_TYPES = {field.name: field.data_type for field in (*PEAGLE_INPUTS, *ENSEMBLE_INPUTS)}
+
+
+class HttpClient:
+    """Talks to `/generate` and `/generate_stream`.
+
+    Args:
+        port: HTTP port of the server.
+        host: Its address.
+    """
+
+    def __init__(self, port: int, *, host: str = LOOPBACK) -> None:
+        self._host = host
+        self._port = port
+
+    def generate(self, payload: Payload, *, model: str = "peagle") -> dict[str, Any]:
+        """One answer.
+
+        Args:
+            payload: Inputs by name.
+            model: `peagle` or `ensemble`.
+
+        Raises:
+            RequestError: The server refused it.
+        """
+        connection, response = self._post(f"/v2/models/{model}/generate", payload)
+        try:
+            return _checked(json.loads(response.read()), response.status)
+        finally:
+            connection.close()
+
+    def generate_stream(self, payload: Payload, *, model: str = "peagle") -> Iterator[dict[str, Any]]:
+        """The pieces of an answer as they come; closing the iterator early tells the server to stop.
+
+        Args:
+            payload: Inputs by name; `stream` is set.
+            model: `peagle` or `ensemble`.
+
+        Raises:
+            RequestError: The server refused it.
+        """
+        connection, response = self._post(f"/v2/models/{model}/generate_stream", {**payload, "stream": True})
+        try:
+            if response.status != http.client.OK:
+                _checked(json.loads(response.read()), response.status)
+            for line in response:
+                if line.startswith(b"data:"):
+                    yield _checked(json.loads(line[len(b"data:") :]), response.status)
+        finally:
+            response.close()
+            connection.close()
+
+    def _post(self, path: str, payload: Payload) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        # One connection a request: an idle one would keep the server from stopping.
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=REQUEST_TIMEOUT_SECONDS)
+        try:
+            connection.request("POST", path, json.dumps(payload), {"Content-Type": "application/json"})
+            return connection, connection.getresponse()
+        except OSError as error:
+            connection.close()
+            raise PeagleError(f"no server answers on `{self._host}:{self._port}`: {error}") from error
+
+
+def read_metrics(port: int) -> dict[str, float]:
+    """The numbers of the server's metrics port, summed over labels.
+
+    Args:
+        port: Metrics port of the server.
+    """
+    connection = http.client.HTTPConnection(LOOPBACK, port, timeout=REQUEST_TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    finally:
+        connection.close()
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            name = name.partition("{")[0]
+            values[name] = values.get(name, 0.0) + float(value)
+    return values
+
+
+class GrpcStream:
+    """One answer over a gRPC stream; a context manager, because an open stream keeps the server from stopping.
+
+    Args:
+        port: gRPC port of the server.
+        payload: Inputs by name.
+        model: `peagle` or `ensemble`.
+    """
+
+    def __init__(self, port: int, payload: Payload, *, model: str = "peagle") -> None:
+        import tritonclient.grpc as grpc_client
+
+        self._results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        self._client = grpc_client.InferenceServerClient(f"{LOOPBACK}:{port}")
+        self._client.start_stream(callback=lambda result, error: self._results.put((result, error)))
+        self._client.async_stream_infer(model, _grpc_inputs(payload), enable_empty_final_response=True)
+
+    def __enter__(self) -> GrpcStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The pieces; `is_final` is the server's final flag.
+
+        Raises:
+            RequestError: The server refused it.
+        """
+        while True:
+            result, error = self._results.get(timeout=REQUEST_TIMEOUT_SECONDS)
+            if error is not None:
+                raise RequestError(str(error))
+            piece = _grpc_outputs(result)
+            yield piece
+            if piece["is_final"]:
+                return
+
+    def cancel(self) -> None:
+        """Closes the stream; an answer that is still being written is cancelled."""
+        self._client.stop_stream(cancel_requests=True)
+        self._client.close()
+
+
+def _checked(body: dict[str, Any], status: int) -> dict[str, Any]:
+    # A decoupled model that fails answers with status 200 and an error in the body.
+    if "error" in body or status != http.client.OK:
+        raise RequestError(str(body.get("error", body)))
+    return _with_id_list(body)
+
+
+def _grpc_inputs(payload: Payload) -> list[Any]:
+    import tritonclient.grpc as grpc_client
+
+    inputs = []
+    for name, value in payload.items():
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        data_type = _DATA_TYPES[name]
+        array = shaped([entry.encode() if isinstance(entry, str) else entry for entry in values], data_type)
+        tensor = grpc_client.InferInput(name, list(array.shape), "BYTES" if data_type == "STRING" else data_type)
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    return inputs
+
+
+def _grpc_outputs(result: Any) -> dict[str, Any]:
+    response = result.get_response()
+    piece: dict[str, Any] = {"is_final": response.parameters["triton_final_response"].bool_param}
+    for output in response.outputs:
+        values = result.as_numpy(output.name).reshape(-1).tolist()
+        decoded = [value.decode() if isinstance(value, bytes) else value for value in values]
+        piece[output.name] = decoded if len(decoded) != 1 else decoded[0]
+    return _with_id_list(piece)
+
+
+def _with_id_list(piece: dict[str, Any]) -> dict[str, Any]:
+    # JSON responses of the server spell a single value without its list.
+    if isinstance(piece.get("output_ids"), int):
+        piece["output_ids"] = [piece["output_ids"]]
+    return piece

@@ -1,0 +1,146 @@
+"""A build behind the `peagle` model: admits requests, looks for clients that left, counts what was done."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields
+from peagle_trt_repo.python_backend import InferenceRequest, ResponseSender, request_arrays, send_error
+
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest
+from peagle_trt.decode.text import TextTokenizer
+from peagle_trt.deploy.hosting.answer import Answer
+from peagle_trt.deploy.hosting.counters import ServingCounters
+from peagle_trt.deploy.hosting.generation import make_generation_request
+from peagle_trt.deploy.hosting.response_writer import ResponseWriter
+from peagle_trt.deploy.hosting.settings import HostSettings
+from peagle_trt.errors import RequestError
+from peagle_trt.spec import EngineManifest
+
+logger = logging.getLogger(__name__)
+
+
+class Driver(Protocol):
+    """The engine thread, as far as the host sees it."""
+
+    def start(self) -> None:
+        """Starts stepping."""
+        ...
+
+    def submit(self, request: GenerationRequest, on_chunk: Callable[[GenerationChunk], None]) -> None:
+        """Queues a request; `on_chunk` is called from the engine thread."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Ends a request at the next step; unknown ids are ignored."""
+        ...
+
+    def close(self) -> None:
+        """Stops the thread."""
+        ...
+
+
+class EngineHost:
+    """Runs requests of many clients through one engine thread.
+
+    Args:
+        driver: The engine thread, not yet started.
+        manifest: The build's record.
+        tokenizer: The build's text side.
+        settings: The model's parameters.
+        counters: Where finished answers are counted.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        manifest: EngineManifest,
+        tokenizer: TextTokenizer,
+        *,
+        settings: HostSettings,
+        counters: ServingCounters,
+    ) -> None:
+        self._driver = driver
+        self._manifest = manifest
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._counters = counters
+        self._answers: dict[str, Answer] = {}
+        self._lock = threading.Lock()
+        self._request_numbers = itertools.count(1)
+        self._is_closing = threading.Event()
+        self._writer = ResponseWriter()
+        self._watcher = threading.Thread(target=self._watch, name="peagle-watcher", daemon=True)
+        driver.start()
+        self._watcher.start()
+
+    def accept(self, request: InferenceRequest) -> None:
+        """Takes one request; its answer, or the reason for none, goes to its sender."""
+        sender = request.get_response_sender()
+        try:
+            self._submit(read_fields(request_arrays(request)), sender)
+        except (InvalidRequestError, RequestError) as error:
+            send_error(sender, "INVALID_ARG", str(error))
+
+    def close(self) -> None:
+        """Stops the engine and everything around it."""
+        self._is_closing.set()
+        self._watcher.join()
+        self._driver.close()
+        self._writer.close()
+
+    def _submit(self, fields: RequestFields, sender: ResponseSender) -> None:
+        request_id = f"r{next(self._request_numbers)}"
+        request = make_generation_request(request_id, fields, tokenizer=self._tokenizer, manifest=self._manifest)
+        answer = Answer(
+            sender=sender,
+            is_streaming=fields.is_streaming,
+            returns_text_bytes=fields.returns_text_bytes,
+            on_finish=self._finish,
+        )
+        if not fields.is_streaming and self._returns_prompt(fields):
+            answer.text = self._tokenizer.decode(request.prompt_ids)
+            answer.token_ids = list(request.prompt_ids)
+        self._start(request, answer)
+
+    def _start(self, request: GenerationRequest, answer: Answer) -> None:
+        with self._lock:
+            is_full = len(self._answers) >= self._settings.max_pending_requests
+            if not is_full:
+                self._answers[request.request_id] = answer
+        if is_full:
+            send_error(answer.sender, "UNAVAILABLE", f"{self._settings.max_pending_requests} requests are pending")
+            return
+        try:
+            self._driver.submit(request, functools.partial(self._writer.put, answer))
+        except RequestError:
+            self._forget(request.request_id)
+            raise
+
+    def _returns_prompt(self, fields: RequestFields) -> bool:
+        if fields.excludes_prompt is None:
+            return not self._settings.exclude_input_in_output
+        return not fields.excludes_prompt
+
+    def _finish(self, chunk: GenerationChunk) -> None:
+        self._forget(chunk.request_id)
+        self._counters.count_answer(chunk)
+
+    def _forget(self, request_id: str) -> None:
+        with self._lock:
+            self._answers.pop(request_id, None)
+
+    def _watch(self) -> None:
+        # Asking the server takes a round trip between processes, so the engine thread leaves it to this one.
+        while not self._is_closing.wait(self._settings.cancellation_check_period_ms / 1000):
+            with self._lock:
+                answers = list(self._answers.items())
+            for request_id, answer in answers:
+                if answer.sender.is_cancelled():
+                    self._driver.cancel(request_id)
+            self._counters.publish()

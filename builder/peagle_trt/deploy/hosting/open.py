@@ -1,0 +1,37 @@
+"""Opens what lies beside a model.py: the whole build for the engine, its text side for the ensemble's two ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from peagle_trt.decode.text import TextTokenizer
+from peagle_trt.deploy.build_files import open_build_tokenizer
+from peagle_trt.deploy.hosting.counters import RegisteredCounters, ServingCounters
+from peagle_trt.deploy.hosting.engine_host import EngineHost
+from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, read_settings, version_path
+
+
+def open_engine_host(args: Mapping[str, str]) -> EngineHost:
+    """The host of the `peagle` model.
+
+    Args:
+        args: What Triton hands to `initialize`.
+    """
+    from peagle_trt.decode.driver import EngineThread
+    from peagle_trt.decode.loop import DecodeLoop
+    from peagle_trt.decode.session import open_build
+
+    settings = read_settings(args)
+    loaded = open_build(version_path(args) / BUILD_FOLDER, num_threads=settings.num_threads or None)
+    loop = DecodeLoop(loaded.engine, loaded.tokenizer)
+    counters = ServingCounters(lambda: loop.statistics.num_steps, RegisteredCounters(args["model_name"]))
+    return EngineHost(EngineThread(loop), loaded.manifest, loaded.tokenizer, settings=settings, counters=counters)
+
+
+def open_tokenizer(args: Mapping[str, str]) -> TextTokenizer:
+    """The tokenizer of the `preprocessing` and `postprocessing` models.
+
+    Args:
+        args: What Triton hands to `initialize`.
+    """
+    return open_build_tokenizer(version_path(args) / BUILD_FOLDER)

@@ -1,0 +1,78 @@
+"""Settings of a served model: written into its config.pbtxt as strings, read back here with their types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from peagle_trt.errors import UsageError
+
+BUILD_FOLDER = "build"
+"""Name of the build beside a model.py."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings:
+    """Parameters of the `peagle` model.
+
+    Attributes:
+        exclude_input_in_output: What a request gets that does not say: the answer alone, or the prompt before it.
+        max_pending_requests: Requests in flight or waiting, beyond which new ones are refused as UNAVAILABLE.
+        cancellation_check_period_ms: How often clients that left are looked for.
+        num_threads: Threads of the engine; 0 leaves it to the backend.
+    """
+
+    exclude_input_in_output: bool = True
+    max_pending_requests: int = 256
+    cancellation_check_period_ms: int = 50
+    num_threads: int = 0
+
+
+def write_parameters(settings: HostSettings) -> dict[str, str]:
+    """The settings as Triton keeps them."""
+    return {
+        "exclude_input_in_output": "true" if settings.exclude_input_in_output else "false",
+        "max_pending_requests": str(settings.max_pending_requests),
+        "cancellation_check_period_ms": str(settings.cancellation_check_period_ms),
+        "num_threads": str(settings.num_threads),
+    }
+
+
+def read_settings(args: Mapping[str, str]) -> HostSettings:
+    """Settings from what `initialize` is given.
+
+    Raises:
+        UsageError: A parameter has no sensible value.
+    """
+    parameters: dict[str, dict[str, str]] = json.loads(args["model_config"]).get("parameters", {})
+    texts = {name: entry["string_value"] for name, entry in parameters.items()}
+    defaults = HostSettings()
+    return HostSettings(
+        exclude_input_in_output=_boolean(texts, "exclude_input_in_output", defaults.exclude_input_in_output),
+        max_pending_requests=_integer(texts, "max_pending_requests", defaults.max_pending_requests, 1),
+        cancellation_check_period_ms=_integer(
+            texts, "cancellation_check_period_ms", defaults.cancellation_check_period_ms, 1
+        ),
+        num_threads=_integer(texts, "num_threads", defaults.num_threads, 0),
+    )
+
+
+def version_path(args: Mapping[str, str]) -> Path:
+    """Folder of the model version that `initialize` is called for."""
+    return Path(args["model_repository"]) / args["model_version"]
+
+
+def _boolean(texts: Mapping[str, str], name: str, default: bool) -> bool:
+    text = texts.get(name, str(default)).lower()
+    if text not in ("true", "false"):
+        raise UsageError(f"parameter `{name}` is `{text}`, expected `true` or `false`")
+    return text == "true"
+
+
+def _integer(texts: Mapping[str, str], name: str, default: int, minimum: int) -> int:
+    text = texts.get(name, str(default))
+    if not text.isdecimal() or int(text) < minimum:
+        raise UsageError(f"parameter `{name}` is `{text}`, expected a whole number of at least {minimum}")
+    return int(text)

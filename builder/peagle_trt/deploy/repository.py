@@ -1,0 +1,132 @@
+"""Assembles a model repository that stands on its own: a build goes in, a folder that a server can load comes out."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from peagle_trt import files
+from peagle_trt.deploy.build_files import MANIFEST_NAME, read_whole_build
+from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, HostSettings
+from peagle_trt.deploy.model_configs import model_configs
+from peagle_trt.errors import UsageError
+from peagle_trt.spec import EngineManifest
+
+logger = logging.getLogger(__name__)
+
+VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """A repository on disk.
+
+    Attributes:
+        path: Its folder.
+        model_names: Its models.
+        size_bytes: What the build in it weighs.
+        num_copied_files: Files whose bytes had to be copied because the file system could not link them.
+    """
+
+    path: Path
+    model_names: tuple[str, ...]
+    size_bytes: int
+    num_copied_files: int
+
+
+def assemble_repository(build_path: Path, output_path: Path, *, settings: HostSettings | None = None) -> Repository:
+    """Writes the repository of a build; an earlier repository in the same place is replaced at the end.
+
+    Args:
+        build_path: A finished build.
+        output_path: Folder to write; new, empty, or an earlier repository.
+        settings: Parameters of the `peagle` model.
+
+    Raises:
+        UsageError: `build_path` is not a finished build, or `output_path` holds something else.
+        MachineError: The folder cannot be written.
+    """
+    manifest = read_whole_build(build_path)
+    _require_replaceable(output_path)
+    staging = output_path.with_name(f".{output_path.name}.staging-{os.getpid()}")
+    files.remove_folder(staging)
+    try:
+        repository = _write_models(build_path, staging, output_path, manifest, settings or HostSettings())
+        _swap(staging, output_path)
+    finally:
+        files.remove_folder(staging)
+    if repository.num_copied_files:
+        logger.warning(
+            "%d files were copied: `%s` cannot be linked from `%s`",
+            repository.num_copied_files,
+            build_path,
+            output_path,
+        )
+    return repository
+
+
+def _write_models(
+    build_path: Path, staging: Path, output_path: Path, manifest: EngineManifest, settings: HostSettings
+) -> Repository:
+    num_copied_files = 0
+    for name, config in model_configs(manifest, settings).items():
+        files.write_text(staging / name / "config.pbtxt", config)
+        version = staging / name / VERSION
+        with files.naming_os_errors(version):
+            version.mkdir()
+        if name == "ensemble":
+            # The server wants a version folder even where there is nothing to put in it, and git drops empty ones.
+            files.write_text(version / ".gitkeep", "")
+            continue
+        files.write_text(version / "model.py", _model_source(name))
+        num_copied_files += _link(build_path, version / BUILD_FOLDER, _files_of(name, manifest))
+    return Repository(
+        path=output_path,
+        model_names=tuple(sorted(model_configs(manifest, settings))),
+        size_bytes=sum(file.size_bytes for file in manifest.files),
+        num_copied_files=num_copied_files,
+    )
+
+
+def _model_source(name: str) -> str:
+    source = resources.files("peagle_trt_repo") / "models" / name / VERSION / "model.py"
+    return source.read_text(encoding="utf-8")
+
+
+def _files_of(model_name: str, manifest: EngineManifest) -> list[str]:
+    text_files = [manifest.tokenizer.tokenizer, manifest.tokenizer.chat_template]
+    names = [file.path for file in manifest.files] if model_name == "peagle" else [name for name in text_files if name]
+    return [MANIFEST_NAME, *names]
+
+
+def _link(build_path: Path, destination: Path, names: Iterable[str]) -> int:
+    num_copied = 0
+    for name in names:
+        files.link_or_copy(build_path / name, destination / name)
+        num_copied += not (destination / name).samefile(build_path / name)
+    return num_copied
+
+
+def _require_replaceable(output_path: Path) -> None:
+    if not output_path.exists():
+        return
+    if not output_path.is_dir():
+        raise UsageError(f"`{output_path}` is a file", hint="choose another folder")
+    is_ours = (output_path / "peagle" / "config.pbtxt").is_file()
+    if not is_ours and any(output_path.iterdir()):
+        raise UsageError(
+            f"`{output_path}` holds something that is not a repository of ours", hint="choose another folder"
+        )
+
+
+def _swap(staging: Path, output_path: Path) -> None:
+    old = output_path.with_name(f".{output_path.name}.old-{os.getpid()}")
+    with files.naming_os_errors(output_path):
+        if output_path.exists():
+            output_path.rename(old)
+        staging.rename(output_path)
+    files.remove_folder(old)

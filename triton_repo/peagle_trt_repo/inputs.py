@@ -1,0 +1,223 @@
+"""Reads what a client sent: every tensor is checked here, because the server checks only how many there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peagle_trt_repo.tensors import HARMLESS_VALUES, REFUSED_INPUTS
+
+Arrays = Mapping[str, NDArray[np.generic]]
+
+
+class InvalidRequestError(ValueError):
+    """A client's fault; the message names the tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFields:
+    """One request, in plain values.
+
+    Attributes:
+        prompt_text: The prompt as text, or None when ids were sent.
+        prompt_ids: The prompt as ids; wins over the text.
+        max_tokens: Longest answer, in tokens.
+        is_streaming: One response a step instead of one for the whole answer.
+        temperature: 0 takes the most likely token.
+        top_k: 0 keeps all.
+        top_p: 1 keeps all.
+        repetition_penalty: 1 is off.
+        frequency_penalty: 0 is off.
+        presence_penalty: 0 is off.
+        min_tokens: Shortest answer, in tokens.
+        seed: None draws one.
+        end_id: Replaces the model's own end tokens; -1 for none at all; None keeps the model's.
+        stop_words: Texts that end the answer.
+        excludes_prompt: The answer alone, without the prompt before it; None takes the repository's default.
+        draft_tokens: K; 0 decodes without speculation; None takes the build's K.
+        applies_chat_template: `prompt_text` is a user's turn, to be put in the model's chat template.
+        returns_text_bytes: Every response says how long its text is.
+    """
+
+    prompt_text: str | None
+    prompt_ids: tuple[int, ...] | None
+    max_tokens: int
+    is_streaming: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    min_tokens: int
+    seed: int | None
+    end_id: int | None
+    stop_words: tuple[str, ...]
+    excludes_prompt: bool | None
+    draft_tokens: int | None
+    applies_chat_template: bool
+    returns_text_bytes: bool
+
+
+def read_fields(arrays: Arrays) -> RequestFields:
+    """Checks one request of the `peagle` model.
+
+    Args:
+        arrays: Tensors by name, as sent: [1, n], or [n] where the batch dimension is already gone.
+
+    Returns:
+        The request; ranges that depend on the build are left to the decode loop.
+
+    Raises:
+        InvalidRequestError: A required tensor is missing, a value is out of range, or an option is not honoured.
+    """
+    _refuse_unsupported(arrays)
+    text, ids = _texts(arrays, "text_input"), _integers(arrays, "input_ids")
+    if not text and not ids:
+        raise InvalidRequestError("`text_input` is missing (or `input_ids`)")
+    top_k, top_p = _top_k(arrays), _top_p(arrays)
+    return RequestFields(
+        prompt_text=text[0] if text else None,
+        prompt_ids=ids or None,
+        max_tokens=_required_integer(arrays, "max_tokens", 1),
+        is_streaming=_flag(arrays, "stream") or False,
+        temperature=_temperature(arrays, is_sampling=top_k > 1 or top_p < 1.0),
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=_positive(arrays, "repetition_penalty", 1.0),
+        frequency_penalty=_real(arrays, "frequency_penalty", 0.0),
+        presence_penalty=_real(arrays, "presence_penalty", 0.0),
+        min_tokens=_either_integer(arrays, "min_tokens", "min_length") or 0,
+        seed=_either_integer(arrays, "seed", "random_seed"),
+        end_id=_integer(arrays, "end_id", -1),
+        stop_words=tuple(word for word in _texts(arrays, "stop_words") if word),
+        excludes_prompt=_flag(arrays, "exclude_input_in_output"),
+        draft_tokens=_integer(arrays, "draft_tokens", 0),
+        applies_chat_template=_flag(arrays, "apply_chat_template") or False,
+        returns_text_bytes=_flag(arrays, "return_text_bytes") or False,
+    )
+
+
+def read_text(arrays: Arrays, name: str) -> str:
+    """The one text of a required tensor.
+
+    Raises:
+        InvalidRequestError: It is missing, or not UTF-8.
+    """
+    texts = _texts(arrays, name)
+    if not texts:
+        raise InvalidRequestError(f"`{name}` is missing")
+    return texts[0]
+
+
+def read_flag(arrays: Arrays, name: str) -> bool:
+    """The flag of an optional tensor; false when it is absent.
+
+    Raises:
+        InvalidRequestError: There is more than one value.
+    """
+    return _flag(arrays, name) or False
+
+
+def read_integers(arrays: Arrays, name: str) -> tuple[int, ...]:
+    """The integers of a tensor; empty when it is absent."""
+    return _integers(arrays, name)
+
+
+def _refuse_unsupported(arrays: Arrays) -> None:
+    for field in REFUSED_INPUTS:
+        values = arrays[field.name].reshape(-1).tolist() if field.name in arrays else []
+        harmless = HARMLESS_VALUES.get(field.name, ())
+        if any(value not in harmless for value in values):
+            raise InvalidRequestError(f"`{field.name}` is not supported; leave it out")
+
+
+def _top_k(arrays: Arrays) -> int:
+    return _integer(arrays, "top_k", 0) or 0
+
+
+def _top_p(arrays: Arrays) -> float:
+    value = _real(arrays, "top_p", 1.0)
+    if not 0.0 <= value <= 1.0:
+        raise InvalidRequestError(f"`top_p` is `{value:g}`, expected 0..1")
+    # Classic clients send 0 for "off".
+    return value or 1.0
+
+
+def _temperature(arrays: Arrays, *, is_sampling: bool) -> float:
+    # Without a temperature the answer is greedy, unless the client asks for top-k or top-p sampling by name.
+    value = _real(arrays, "temperature", 1.0 if is_sampling else 0.0)
+    if value < 0.0:
+        raise InvalidRequestError(f"`temperature` is `{value:g}`, expected 0 or more")
+    return value
+
+
+def _positive(arrays: Arrays, name: str, default: float) -> float:
+    value = _real(arrays, name, default)
+    if value <= 0.0:
+        raise InvalidRequestError(f"`{name}` is `{value:g}`, expected more than 0")
+    return value
+
+
+def _real(arrays: Arrays, name: str, default: float) -> float:
+    value = _single(arrays, name)
+    if value is None:
+        return default
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise InvalidRequestError(f"`{name}` is `{number}`, expected a finite number")
+    return number
+
+
+def _integer(arrays: Arrays, name: str, minimum: int) -> int | None:
+    value = _single(arrays, name)
+    if value is None:
+        return None
+    number = int(value)  # type: ignore[call-overload]
+    if number < minimum:
+        raise InvalidRequestError(f"`{name}` is `{number}`, expected {minimum} or more")
+    return int(number)
+
+
+def _required_integer(arrays: Arrays, name: str, minimum: int) -> int:
+    value = _integer(arrays, name, minimum)
+    if value is None:
+        raise InvalidRequestError(f"`{name}` is missing")
+    return value
+
+
+def _either_integer(arrays: Arrays, name: str, old_name: str) -> int | None:
+    value, old_value = _integer(arrays, name, 0), _integer(arrays, old_name, 0)
+    if value is not None and old_value is not None and value != old_value:
+        raise InvalidRequestError(f"`{name}` is `{value}` and `{old_name}` is `{old_value}`; send one of them")
+    return old_value if value is None else value
+
+
+def _flag(arrays: Arrays, name: str) -> bool | None:
+    value = _single(arrays, name)
+    return None if value is None else bool(value)
+
+
+def _single(arrays: Arrays, name: str) -> object | None:
+    if name not in arrays:
+        return None
+    values: list[object] = arrays[name].reshape(-1).tolist()
+    if len(values) != 1:
+        raise InvalidRequestError(f"`{name}` holds {len(values)} values, expected 1")
+    return values[0]
+
+
+def _integers(arrays: Arrays, name: str) -> tuple[int, ...]:
+    return tuple(int(value) for value in arrays[name].reshape(-1).tolist()) if name in arrays else ()
+
+
+def _texts(arrays: Arrays, name: str) -> tuple[str, ...]:
+    raw_texts: list[bytes] = arrays[name].reshape(-1).tolist() if name in arrays else []
+    try:
+        return tuple(raw.decode("utf-8") for raw in raw_texts)
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"`{name}` is not valid UTF-8: {error}") from error

@@ -1,0 +1,105 @@
+"""The few calls of Triton's python backend that the models need, typed; its module exists only inside the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+ErrorCode = Literal["INVALID_ARG", "UNAVAILABLE", "INTERNAL", "CANCELLED"]
+
+
+class InputTensor(Protocol):
+    """A tensor of a request."""
+
+    def name(self) -> str:
+        """Name on the wire."""
+        ...
+
+    def as_numpy(self) -> NDArray[np.generic]:
+        """Its values; strings come as bytes."""
+        ...
+
+
+class ResponseSender(Protocol):
+    """The way back to one client."""
+
+    def send(self, response: object | None = None, flags: int = 0) -> None:
+        """Sends a response, or only a flag."""
+        ...
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left."""
+        ...
+
+
+class InferenceRequest(Protocol):
+    """One request."""
+
+    def inputs(self) -> Sequence[InputTensor]:
+        """The tensors that were sent; optional ones may be absent."""
+        ...
+
+    def get_response_sender(self) -> ResponseSender:
+        """Its sender; decoupled models only."""
+        ...
+
+
+def request_arrays(request: InferenceRequest) -> dict[str, NDArray[np.generic]]:
+    """Tensors of a request by name."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def make_response(arrays: Mapping[str, NDArray[np.generic]]) -> object:
+    """A response of the server's own type."""
+    import triton_python_backend_utils as pb_utils
+
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
+
+
+def make_error(code: ErrorCode, message: str) -> object:
+    """A response that carries nothing but an error."""
+    import triton_python_backend_utils as pb_utils
+
+    error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+    return pb_utils.InferenceResponse(output_tensors=[], error=error)
+
+
+def send_arrays(sender: ResponseSender, arrays: Mapping[str, NDArray[np.generic]], *, is_last: bool) -> None:
+    """Sends one response; the final flag rides on the last one, for clients that decode every response they get."""
+    sender.send(make_response(arrays), flags=_final_flag() if is_last else 0)
+
+
+def send_error(sender: ResponseSender, code: ErrorCode, message: str) -> None:
+    """Ends a request with an error."""
+    sender.send(make_error(code, message), flags=_final_flag())
+
+
+def require_working_tensors() -> None:
+    """Refuses an environment in which the server would hand out empty tensors in silence.
+
+    Raises:
+        RuntimeError: A tensor does not come back as it went in.
+
+    Source: triton-inference-server/python_backend#384: servers before 24.11 cannot read arrays of numpy 2.
+    """
+    import triton_python_backend_utils as pb_utils
+
+    probe = np.arange(3, dtype=np.int32)
+    try:
+        is_intact = np.array_equal(pb_utils.Tensor("probe", probe).as_numpy(), probe)
+    except ValueError:
+        is_intact = False
+    if not is_intact:
+        raise RuntimeError(
+            f"numpy {np.__version__} does not work inside this server: tensors arrive empty; "
+            "install `numpy<2` into the environment of the models"
+        )
+
+
+def _final_flag() -> int:
+    import triton_python_backend_utils as pb_utils
+
+    return int(pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,218 @@
+"""The tensors of the four served models, and how the ensemble joins them: the one source that every other file reads.
+
+Names, types and shapes are those of TensorRT-LLM's classic ensemble wherever both mean the same, so that its clients
+work unchanged; what is ours alone stands under `OWN_INPUTS` and `OWN_OUTPUTS`.
+
+Source: tensorrtllm_backend r25.05, `inflight_batcher_llm`; `return_num_*_tokens` and `num_*_tokens` came later;
+`min_length` and `random_seed` are the names before r25.05.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DataType = Literal["BOOL", "FP16", "FP32", "INT32", "UINT64", "STRING"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorField:
+    """A tensor of a served model.
+
+    Attributes:
+        name: Name on the wire.
+        data_type: Triton's name of the element type.
+        dims: Shape without the batch dimension; -1 varies.
+        is_optional: A request may leave it out; inputs only.
+    """
+
+    name: str
+    data_type: DataType
+    dims: tuple[int, ...] = (1,)
+    is_optional: bool = True
+
+
+# A prompt and `max_tokens` are required all the same: the models check that themselves. The server would only count the
+# tensors, so that an optional one hides a missing required one, and an ensemble would then answer nothing at all.
+PROMPT_INPUTS = (TensorField("text_input", "STRING"), TensorField("input_ids", "INT32", (-1,)))
+
+SETTING_INPUTS = (
+    TensorField("max_tokens", "INT32"),
+    TensorField("stream", "BOOL"),
+    TensorField("temperature", "FP32"),
+    TensorField("top_k", "INT32"),
+    TensorField("top_p", "FP32"),
+    TensorField("repetition_penalty", "FP32"),
+    TensorField("frequency_penalty", "FP32"),
+    TensorField("presence_penalty", "FP32"),
+    TensorField("min_tokens", "INT32"),
+    TensorField("min_length", "INT32"),
+    TensorField("seed", "UINT64"),
+    TensorField("random_seed", "UINT64"),
+    TensorField("end_id", "INT32"),
+    TensorField("pad_id", "INT32"),
+    TensorField("stop_words", "STRING", (-1,)),
+    TensorField("exclude_input_in_output", "BOOL"),
+    TensorField("return_num_input_tokens", "BOOL"),
+    TensorField("return_num_output_tokens", "BOOL"),
+    TensorField("return_perf_metrics", "BOOL"),
+)
+
+REFUSED_INPUTS = (
+    TensorField("bad_words", "STRING", (-1,)),
+    TensorField("beam_width", "INT32"),
+    TensorField("num_return_sequences", "INT32"),
+    TensorField("length_penalty", "FP32"),
+    TensorField("decoder_text_input", "STRING"),
+    TensorField("embedding_bias_words", "STRING", (-1,)),
+    TensorField("embedding_bias_weights", "FP32", (-1,)),
+    TensorField("return_log_probs", "BOOL"),
+    TensorField("return_context_logits", "BOOL"),
+    TensorField("return_generation_logits", "BOOL"),
+    TensorField("prompt_embedding_table", "FP16", (-1, -1)),
+    TensorField("prompt_table_extra_id", "UINT64"),
+    TensorField("prompt_vocab_size", "INT32"),
+    TensorField("lora_task_id", "UINT64"),
+    TensorField("lora_weights", "FP16", (-1, -1)),
+    TensorField("lora_config", "INT32", (-1, 3)),
+    TensorField("guided_decoding_guide_type", "STRING"),
+    TensorField("guided_decoding_guide", "STRING"),
+)
+"""Declared so that a client reads why it is refused; the harmless values are in `HARMLESS_VALUES`."""
+
+HARMLESS_VALUES: dict[str, tuple[bytes | float, ...]] = {
+    "bad_words": (b"",),
+    "beam_width": (0, 1),
+    "num_return_sequences": (0, 1),
+    "length_penalty": (0, 1),
+    "decoder_text_input": (b"",),
+    "embedding_bias_words": (b"",),
+    "embedding_bias_weights": (0,),
+    "return_log_probs": (0,),
+    "return_context_logits": (0,),
+    "return_generation_logits": (0,),
+    "prompt_table_extra_id": (0,),
+    "prompt_vocab_size": (0,),
+    "lora_task_id": (0,),
+    "guided_decoding_guide_type": (b"",),
+    "guided_decoding_guide": (b"",),
+}
+"""Values that ask for nothing; clients in the wild send them as fillers."""
+
+OWN_INPUTS = (
+    TensorField("draft_tokens", "INT32"),
+    TensorField("apply_chat_template", "BOOL"),
+)
+
+RETURN_TEXT_BYTES = TensorField("return_text_bytes", "BOOL")
+"""Asks for the output `text_bytes`; the ensemble's preprocessing raises it."""
+
+ANSWER_OUTPUTS = (
+    TensorField("text_output", "STRING"),
+    TensorField("output_ids", "INT32", (-1,)),
+    TensorField("sequence_length", "INT32"),
+)
+
+METRIC_OUTPUTS = (
+    TensorField("num_input_tokens", "INT32"),
+    TensorField("num_output_tokens", "INT32"),
+    TensorField("total_draft_tokens", "INT32"),
+    TensorField("total_accepted_draft_tokens", "INT32"),
+    TensorField("acceptance_rate", "FP32"),
+)
+
+OWN_OUTPUTS = (
+    TensorField("acceptance_length", "FP32"),
+    TensorField("num_verify_steps", "INT32"),
+    TensorField("finish_reason", "STRING"),
+)
+
+TEXT_BYTES = TensorField("text_bytes", "INT32")
+"""Length of the text in bytes: a stop word may end inside the last token, which the ids alone cannot say."""
+
+PEAGLE_INPUTS = (*PROMPT_INPUTS, *SETTING_INPUTS, *OWN_INPUTS, RETURN_TEXT_BYTES, *REFUSED_INPUTS)
+PEAGLE_OUTPUTS = (*ANSWER_OUTPUTS, TEXT_BYTES, *METRIC_OUTPUTS, *OWN_OUTPUTS)
+
+PREPROCESSING_INPUTS = (
+    TensorField("QUERY", "STRING"),
+    TensorField("REQUEST_OUTPUT_LEN", "INT32"),
+    TensorField("APPLY_CHAT_TEMPLATE", "BOOL"),
+)
+PREPROCESSING_OUTPUTS = (
+    TensorField("INPUT_ID", "INT32", (-1,)),
+    TensorField("REQUEST_INPUT_LEN", "INT32"),
+    TensorField("REQUEST_OUTPUT_LEN", "INT32"),
+    TensorField("RETURN_TEXT_BYTES", "BOOL"),
+)
+
+POSTPROCESSING_INPUTS = (
+    TensorField("TOKENS_BATCH", "INT32", (-1,), is_optional=False),
+    TensorField("SEQUENCE_LENGTH", "INT32", is_optional=False),
+    TensorField("TEXT_BYTES", "INT32"),
+)
+POSTPROCESSING_OUTPUTS = (TensorField("OUTPUT", "STRING"),)
+
+ENSEMBLE_INPUTS = (
+    PROMPT_INPUTS[0],
+    *SETTING_INPUTS,
+    *OWN_INPUTS,
+    *REFUSED_INPUTS,
+)
+ENSEMBLE_OUTPUTS = (ANSWER_OUTPUTS[0], *METRIC_OUTPUTS, *OWN_OUTPUTS)
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleStep:
+    """One member of the ensemble.
+
+    Attributes:
+        model_name: The member.
+        inputs: Its input to the ensemble's tensor that feeds it.
+        outputs: Its output to the ensemble's tensor that it writes; names that start with `_` stay inside.
+    """
+
+    model_name: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+def ensemble_steps() -> tuple[EnsembleStep, ...]:
+    """Text to ids, ids to ids, ids to text; everything else passes through the engine model.
+
+    A branch around the decoupled engine would be refused at load: "receives inputs originated from different
+    decoupled models".
+    """
+    passed_inputs = (*SETTING_INPUTS, *OWN_INPUTS, *REFUSED_INPUTS)
+    engine_inputs = {field.name: field.name for field in passed_inputs if field.name != "apply_chat_template"}
+    engine_inputs |= {
+        "input_ids": "_INPUT_ID",
+        "max_tokens": "_REQUEST_OUTPUT_LEN",
+        "return_text_bytes": "_RETURN_TEXT_BYTES",
+    }
+    engine_outputs = {field.name: field.name for field in (*METRIC_OUTPUTS, *OWN_OUTPUTS)}
+    engine_outputs |= {
+        "output_ids": "_TOKENS_BATCH",
+        "sequence_length": "_SEQUENCE_LENGTH",
+        "text_bytes": "_TEXT_BYTES",
+    }
+    return (
+        EnsembleStep(
+            "preprocessing",
+            {
+                "QUERY": "text_input",
+                "REQUEST_OUTPUT_LEN": "max_tokens",
+                "APPLY_CHAT_TEMPLATE": "apply_chat_template",
+            },
+            {
+                "INPUT_ID": "_INPUT_ID",
+                "REQUEST_OUTPUT_LEN": "_REQUEST_OUTPUT_LEN",
+                "RETURN_TEXT_BYTES": "_RETURN_TEXT_BYTES",
+            },
+        ),
+        EnsembleStep("peagle", engine_inputs, engine_outputs),
+        EnsembleStep(
+            "postprocessing",
+            {"TOKENS_BATCH": "_TOKENS_BATCH", "SEQUENCE_LENGTH": "_SEQUENCE_LENGTH", "TEXT_BYTES": "_TEXT_BYTES"},
+            {"OUTPUT": "text_output"},
+        ),
+    )

@@ -1,0 +1,88 @@
+"""The two ends of the ensemble: text in, text out; one response for every request, errors included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from peagle_trt_repo.inputs import Arrays, InvalidRequestError, read_flag, read_integers, read_text
+from peagle_trt_repo.outputs import shaped
+from peagle_trt_repo.python_backend import InferenceRequest, make_error, make_response, request_arrays
+
+
+class Tokenizer(Protocol):
+    """What the two ends need of a tokenizer."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether a conversation can be put into the model's own form."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids."""
+        ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """A conversation as the model was trained to read it."""
+        ...
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str, *, applies_chat_template: bool) -> list[int]:
+    """Ids of a prompt.
+
+    Args:
+        tokenizer: The build's tokenizer.
+        text: The prompt as it is, or a user's turn.
+        applies_chat_template: Put the text into the chat template; it brings its own special tokens.
+
+    Raises:
+        InvalidRequestError: There is no chat template, or nothing is left to continue.
+    """
+    if applies_chat_template:
+        if not tokenizer.has_chat_template:
+            raise InvalidRequestError("`apply_chat_template` is set, but this model has no chat template")
+        conversation = tokenizer.apply_chat_template([{"role": "user", "content": text}])
+        ids = tokenizer.encode(conversation, add_special_tokens=False)
+    else:
+        ids = tokenizer.encode(text)
+    if not ids:
+        raise InvalidRequestError("`text_input` is empty")
+    return ids
+
+
+def preprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:
+    """QUERY to INPUT_ID."""
+    try:
+        return _preprocess(request_arrays(request), tokenizer)
+    except InvalidRequestError as error:
+        return make_error("INVALID_ARG", str(error))
+
+
+def postprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:
+    """TOKENS_BATCH to OUTPUT; the engine never cuts a character in two, so every piece decodes on its own."""
+    arrays = request_arrays(request)
+    count = read_integers(arrays, "SEQUENCE_LENGTH")
+    token_ids = read_integers(arrays, "TOKENS_BATCH")[: count[0] if count else None]
+    text = tokenizer.decode(token_ids).encode("utf-8")
+    kept_bytes = read_integers(arrays, "TEXT_BYTES")
+    return make_response({"OUTPUT": shaped([text[: kept_bytes[0]] if kept_bytes else text], "STRING")})
+
+
+def _preprocess(arrays: Arrays, tokenizer: Tokenizer) -> object:
+    text = read_text(arrays, "QUERY")
+    max_tokens = read_integers(arrays, "REQUEST_OUTPUT_LEN")
+    if not max_tokens:
+        raise InvalidRequestError("`max_tokens` is missing")
+    ids = encode_prompt(tokenizer, text, applies_chat_template=read_flag(arrays, "APPLY_CHAT_TEMPLATE"))
+    return make_response(
+        {
+            "INPUT_ID": shaped(ids, "INT32"),
+            "REQUEST_INPUT_LEN": shaped([len(ids)], "INT32"),
+            "REQUEST_OUTPUT_LEN": shaped(max_tokens, "INT32"),
+            "RETURN_TEXT_BYTES": shaped([True], "BOOL"),
+        }
+    )
