@@ -69,6 +69,11 @@ def assemble_repository(build_path: Path, output_path: Path, *, settings: HostSe
     return repository
 
 
+def is_repository(path: Path) -> bool:
+    """Whether a folder is a repository of ours."""
+    return (path / "peagle" / "config.pbtxt").is_file()
+
+
 def _write_models(
     build_path: Path, staging: Path, output_path: Path, manifest: EngineManifest, settings: HostSettings
 ) -> Repository:
@@ -116,8 +121,7 @@ def _require_replaceable(output_path: Path) -> None:
         return
     if not output_path.is_dir():
         raise UsageError(f"`{output_path}` is a file", hint="choose another folder")
-    is_ours = (output_path / "peagle" / "config.pbtxt").is_file()
-    if not is_ours and any(output_path.iterdir()):
+    if not is_repository(output_path) and any(output_path.iterdir()):
         raise UsageError(
             f"`{output_path}` holds something that is not a repository of ours", hint="choose another folder"
         )

@@ -12,9 +12,14 @@ SHARED_MEMORY_PATH = Path("/dev/shm")
 _PREFIX = re.compile(r"peagle-(?P<pid>[0-9]+)-[0-9a-f]{8}_")
 
 
+def owner_prefix() -> str:
+    """What the names of everything temporary that this process owns start with."""
+    return f"peagle-{os.getpid()}-"
+
+
 def new_prefix() -> str:
     """A prefix for the regions of one server, owned by this process."""
-    return f"peagle-{os.getpid()}-{uuid.uuid4().hex[:8]}_"
+    return f"{owner_prefix()}{uuid.uuid4().hex[:8]}_"
 
 
 def regions(prefix: str) -> list[Path]:

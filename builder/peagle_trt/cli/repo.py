@@ -1,0 +1,61 @@
+"""`peagle-trt repo`: a build becomes a Triton model repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from peagle_trt.cli.options import FOLDER
+from peagle_trt.cli.output import Output
+from peagle_trt.errors import PeagleError, UsageError
+
+if TYPE_CHECKING:
+    from peagle_trt.deploy.findings import Finding
+
+
+@click.command("repo")
+@click.argument("path", metavar="BUILD", type=FOLDER)
+@click.option("-o", "--output", "output_path", type=FOLDER, help="Folder to write; replaced when it is a repository.")
+@click.option("--check", "is_checked", is_flag=True, help="Look for what would keep the repository from loading.")
+@click.pass_obj
+def command(output: Output, path: Path, output_path: Path | None, is_checked: bool) -> None:
+    """Write the Triton model repository of BUILD.
+
+    With --check and without -o, BUILD is a repository to check, ours or anybody's; nothing is written.
+    """
+    if output_path is None and not is_checked:
+        raise UsageError("there is nothing to do", hint="name a folder to write with -o, or ask for --check")
+    repository_path = path if output_path is None else _assemble(output, path, output_path)
+    findings = _check(output, repository_path) if is_checked else []
+    document = {"repository": repository_path, "findings": [_document(finding) for finding in findings]}
+    if any(finding.is_fatal for finding in findings):
+        raise PeagleError(f"`{repository_path}` would not load", hint="; ".join(_line(finding) for finding in findings))
+    output.result(document, str(repository_path))
+
+
+def _assemble(output: Output, build_path: Path, output_path: Path) -> Path:
+    from peagle_trt.deploy.repository import assemble_repository
+
+    repository = assemble_repository(build_path, output_path)
+    output.progress(f"wrote {len(repository.model_names)} models: {', '.join(repository.model_names)}")
+    return repository.path
+
+
+def _check(output: Output, repository_path: Path) -> list[Finding]:
+    from peagle_trt.deploy.check import check_repository
+
+    findings = check_repository(repository_path)
+    for finding in findings:
+        output.progress(f"{'error' if finding.is_fatal else 'note'}: {_line(finding)}")
+    output.progress(f"checked {repository_path}: {len(findings) or 'no'} findings")
+    return findings
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.model_name}: {finding.message}"
+
+
+def _document(finding: Finding) -> dict[str, object]:
+    return {"model": finding.model_name, "message": finding.message, "is_fatal": finding.is_fatal}

@@ -1,0 +1,34 @@
+"""`peagle-trt serve`: a Triton server for one build, until Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from peagle_trt.cli.options import FOLDER
+from peagle_trt.cli.output import Output
+
+PORT = click.IntRange(1, 65535)
+
+
+@click.command("serve")
+@click.argument("path", metavar="BUILD", type=FOLDER)
+@click.option("--http-port", type=PORT, default=8000, show_default=True, help="Port of the HTTP door.")
+@click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="Port of the gRPC door.")
+@click.option("--metrics-port", type=PORT, default=8002, show_default=True, help="Port of the Prometheus metrics.")
+@click.option("--log-dir", "log_path", type=FOLDER, help="Folder for the server's log; a temporary one by default.")
+@click.pass_obj
+def command(
+    output: Output, path: Path, http_port: int, grpc_port: int, metrics_port: int, log_path: Path | None
+) -> None:
+    """Serve BUILD, a build or a repository made by `peagle-trt repo`, on the loopback interface.
+
+    Runs in the foreground. Ctrl-C and SIGTERM stop the server in order, and the command then ends with exit code 0.
+    """
+    from peagle_trt.deploy.ports import choose_ports
+    from peagle_trt.deploy.serving import serve
+
+    ports = choose_ports(http_port, grpc_port, metrics_port)
+    serve(path, ports, log_folder=log_path, report=output.progress)
+    output.result({"stopped": True}, "stopped")

@@ -1,0 +1,110 @@
+"""Serves one build in the foreground: a repository of its own, a server, and an eye on both until somebody stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from peagle_trt.deploy.ports import LOOPBACK, ServerPorts
+from peagle_trt.deploy.repository import assemble_repository, is_repository
+from peagle_trt.deploy.server import TritonServer
+from peagle_trt.deploy.shared_memory import is_process_alive, owner_prefix
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[str], None]
+
+WATCH_PERIOD_SECONDS = 1.0
+LOG_NAME = "tritonserver.log"
+_SERVING_FOLDER = re.compile(r"\.peagle-(?P<pid>[0-9]+)-")
+
+
+def serve(path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Report) -> None:
+    """Serves until SIGINT or SIGTERM. Call it from the main thread.
+
+    Args:
+        path: A build, or a repository.
+        ports: Where to listen.
+        log_folder: Folder for the server's log; None keeps it only while the server runs.
+        report: Takes a line about what is going on.
+
+    Raises:
+        UsageError: `path` is neither.
+        MachineError: This machine cannot serve.
+        PeagleError: The server did not start, or died.
+    """
+    with contextlib.ExitStack() as stack:
+        repository = path if is_repository(path) else stack.enter_context(_temporary_repository(path))
+        log_path = (log_folder or stack.enter_context(_temporary_folder())) / LOG_NAME
+        server = TritonServer(repository, ports, log_path=log_path)
+        report(f"starting tritonserver ({server.installation.origin}), log in {log_path}")
+        server.start()
+        with _stop_signals() as is_stopping:
+            try:
+                for line in _greeting(ports):
+                    report(line)
+                while not is_stopping.wait(WATCH_PERIOD_SECONDS):
+                    server.require_alive()
+                report("stopping")
+            finally:
+                server.stop()
+
+
+@contextlib.contextmanager
+def _temporary_repository(build_path: Path) -> Iterator[Path]:
+    # Beside the build the files can be linked; elsewhere they would be copied.
+    _sweep_stale_folders(build_path.resolve().parent)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{owner_prefix()}", dir=build_path.resolve().parent))
+    except OSError as error:
+        folder = Path(tempfile.mkdtemp(prefix=f".{owner_prefix()}"))
+        logger.warning("the build's files will be copied to `%s`: %s", folder, error)
+    try:
+        yield assemble_repository(build_path, folder / "repository").path
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="peagle-log-") as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; a second one does not disturb an orderly stop."""
+    is_stopping = threading.Event()
+    previous = {
+        number: signal.signal(number, lambda *_: is_stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield is_stopping
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _sweep_stale_folders(parent: Path) -> None:
+    for folder in parent.glob(".peagle-*"):
+        match = _SERVING_FOLDER.match(folder.name)
+        if match is not None and not is_process_alive(int(match["pid"])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _greeting(ports: ServerPorts) -> list[str]:
+    address = f"http://{LOOPBACK}:{ports.http}/v2/models"
+    body = """'{"text_input": "What is 2 + 3?", "max_tokens": 64, "apply_chat_template": true}'"""
+    return [
+        f"ready    http  {LOOPBACK}:{ports.http}   grpc {LOOPBACK}:{ports.grpc}   metrics {LOOPBACK}:{ports.metrics}",
+        "models   peagle (direct), ensemble (classic names; a client that leaves does not stop its engine)",
+        f"try      curl -s {address}/peagle/generate -d {body}",
+        "stop     Ctrl-C",
+    ]

@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
+from peagle_trt.decode.text import TextTokenizer
+from peagle_trt.deploy.hosting.counters import CounterName, ServingCounters
+from peagle_trt.deploy.hosting.engine_host import EngineHost
+from peagle_trt.deploy.hosting.settings import HostSettings
+from peagle_trt.spec import EngineManifest
+from peagle_trt_repo.outputs import shaped
+
+from .conftest import TEMPLATE, byte_tokenizer
+
+FINAL = 1
+METRICS = RequestMetrics(
+    num_prompt_tokens=2,
+    num_output_tokens=6,
+    num_verify_steps=2,
+    num_draft_tokens=10,
+    num_accepted_tokens=4,
+    accepted_by_position=(2, 2, 0, 0, 0),
+    num_drafter_passes=2,
+    time_to_first_token_seconds=0.1,
+    total_seconds=0.2,
+)
+
+
+class Response:
+    def __init__(self, output_tensors: list[Any], error: Any = None) -> None:
+        self.arrays = {tensor.name: tensor.array for tensor in output_tensors}
+        self.error = error
+
+
+class Tensor:
+    def __init__(self, name: str, array: NDArray[np.generic]) -> None:
+        self.name, self.array = name, array
+
+
+class TritonError(Exception):
+    INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = "invalid", "unavailable", "internal", "cancelled"
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Sender:
+    """A client."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Response, int]] = []
+        self.has_left = False
+        self.is_done = threading.Event()
+
+    def send(self, response: Any = None, flags: int = 0) -> None:
+        self.sent.append((response, flags))
+        if flags == FINAL:
+            self.is_done.set()
+
+    def is_cancelled(self) -> bool:
+        return self.has_left
+
+
+class Request:
+    """One request of a client."""
+
+    def __init__(self, **arrays: NDArray[np.generic]) -> None:
+        self.sender = Sender()
+        self._arrays = arrays
+
+    def inputs(self) -> list[Any]:
+        class Input:
+            def __init__(self, name: str, array: NDArray[np.generic]) -> None:
+                self.name = lambda: name
+                self.as_numpy = lambda: array
+
+        return [Input(name, array) for name, array in self._arrays.items()]
+
+    def get_response_sender(self) -> Sender:
+        return self.sender
+
+
+class Driver:
+    """An engine thread that does what the test tells it to."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, tuple[GenerationRequest, Callable[[GenerationChunk], None]]] = {}
+        self.cancelled: list[str] = []
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def submit(self, request: GenerationRequest, on_chunk: Callable[[GenerationChunk], None]) -> None:
+        self.requests[request.request_id] = (request, on_chunk)
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    @property
+    def last(self) -> GenerationRequest:
+        return list(self.requests.values())[-1][0]
+
+    def emit(self, text: str, **fields: Any) -> None:
+        request, on_chunk = list(self.requests.values())[-1]
+        ids = tuple(byte_tokenizer().encode(text).ids)
+        on_chunk(GenerationChunk(request_id=request.request_id, token_ids=ids, text=text, **fields))
+
+
+@pytest.fixture(autouse=True)
+def pb_utils(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("triton_python_backend_utils")
+    module.Tensor = Tensor  # type: ignore[attr-defined]
+    module.InferenceResponse = Response  # type: ignore[attr-defined]
+    module.TritonError = TritonError  # type: ignore[attr-defined]
+    module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def host(driver: Driver, manifest: EngineManifest) -> Iterator[EngineHost]:
+    settings = HostSettings(max_pending_requests=2, cancellation_check_period_ms=1)
+    tokenizer = TextTokenizer(byte_tokenizer(), TEMPLATE)
+    host = EngineHost(driver, manifest, tokenizer, settings=settings, counters=ServingCounters(lambda: 0, {}))
+    yield host
+    host.close()
+
+
+def ask(host: EngineHost, **extra: NDArray[np.generic]) -> Sender:
+    """One request for `hi`."""
+    sent = {"text_input": shaped([b"hi"], "STRING"), "max_tokens": shaped([6], "INT32")} | extra
+    request = Request(**sent)
+    host.accept(request)
+    return request.sender
+
+
+def wait(sender: Sender) -> list[tuple[Response, int]]:
+    """What a client got once its answer ended."""
+    assert sender.is_done.wait(5)
+    return sender.sent
+
+
+def texts(sent: list[tuple[Response, int]]) -> list[str]:
+    return [response.arrays["text_output"].item().decode() for response, _ in sent]
+
+
+def last_chunk(request_id: str) -> GenerationChunk:
+    return GenerationChunk(request_id=request_id, token_ids=(), text="", finish_reason="stop", metrics=METRICS)
+
+
+STREAM = {"stream": shaped([True], "BOOL")}
+
+
+def test_a_whole_answer_is_one_response(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host)
+    driver.emit("abc")
+    driver.emit("def", finish_reason="length", metrics=METRICS)
+    sent = wait(sender)
+    assert (texts(sent), [flags for _, flags in sent]) == (["abcdef"], [FINAL])
+    assert sent[0][0].arrays["sequence_length"].item() == 6
+
+
+def test_a_stream_is_one_response_a_chunk_with_the_final_flag_on_the_last(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host, **STREAM)
+    driver.emit("abc")
+    driver.emit("def", finish_reason="length", metrics=METRICS)
+    sent = wait(sender)
+    assert (texts(sent), [flags for _, flags in sent]) == (["abc", "def"], [0, FINAL])
+    assert "acceptance_length" not in sent[0][0].arrays
+    assert sent[1][0].arrays["acceptance_length"].item() == 3.0
+    assert sent[1][0].arrays["acceptance_rate"].item() == pytest.approx(0.4)
+
+
+def test_a_stop_text_is_cut_where_the_engine_cut_it(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host, **STREAM, return_text_bytes=shaped([True], "BOOL"))
+    driver.emit("é", finish_reason="stop", metrics=METRICS)
+    assert wait(sender)[0][0].arrays["text_bytes"].item() == 2
+
+
+def test_the_prompt_comes_back_where_it_is_asked_for(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host, exclude_input_in_output=shaped([False], "BOOL"))
+    driver.emit("abc", finish_reason="length", metrics=METRICS)
+    assert texts(wait(sender)) == ["hiabc"]
+
+
+def test_the_models_own_end_tokens_hold_unless_the_client_names_one(host: EngineHost, driver: Driver) -> None:
+    ask(host)
+    assert driver.last.end_ids == (2,)
+    ask(host, end_id=shaped([-1], "INT32"))
+    assert driver.last.end_ids == ()
+
+
+def test_a_named_end_token_replaces_the_models_own(host: EngineHost, driver: Driver) -> None:
+    ask(host, end_id=shaped([7], "INT32"))
+    assert driver.last.end_ids == (7,)
+
+
+def test_a_turn_goes_into_the_template(host: EngineHost, driver: Driver) -> None:
+    ask(host, apply_chat_template=shaped([True], "BOOL"))
+    assert byte_tokenizer().decode(list(driver.last.prompt_ids)) == "<user>hi<assistant>"
+
+
+def test_a_bad_request_never_reaches_the_engine(host: EngineHost, driver: Driver) -> None:
+    response, flags = wait(ask(host, top_p=shaped([2.0], "FP32")))[0]
+    assert (response.error.code, flags, driver.requests) == ("invalid", FINAL, {})
+
+
+def test_a_refusal_of_the_engine_is_the_clients_fault(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host)
+    driver.emit("", finish_reason="error", error="the prompt is too long")
+    assert wait(sender)[0][0].error.code == "invalid"
+
+
+def test_a_failure_of_the_engine_is_ours(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host)
+    driver.emit("", finish_reason="error", error="out of memory", metrics=METRICS)
+    assert wait(sender)[0][0].error.code == "internal"
+
+
+def test_a_client_that_left_is_cancelled(host: EngineHost, driver: Driver) -> None:
+    ask(host).has_left = True
+    deadline = time.monotonic() + 5
+    while not driver.cancelled and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert set(driver.cancelled) == {driver.last.request_id}
+
+
+def test_more_requests_than_may_wait_are_refused_and_room_comes_back(host: EngineHost, driver: Driver) -> None:
+    first, _ = ask(host), ask(host)
+    assert wait(ask(host))[0][0].error.code == "unavailable"
+    request, on_chunk = next(iter(driver.requests.values()))
+    on_chunk(
+        GenerationChunk(request_id=request.request_id, token_ids=(), text="", finish_reason="stop", metrics=METRICS)
+    )
+    wait(first)
+    deadline = time.monotonic() + 5
+    while len(driver.requests) < 3 and time.monotonic() < deadline:
+        ask(host)
+    assert len(driver.requests) == 3
+
+
+def test_a_response_that_cannot_be_sent_does_not_stop_the_others(
+    host: EngineHost, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = ask(host)
+    broken.send = lambda *_, **__: 1 / 0  # type: ignore[method-assign]
+    driver.emit("abc", finish_reason="length", metrics=METRICS)
+    sender = ask(host)
+    driver.emit("abc", finish_reason="length", metrics=METRICS)
+    assert texts(wait(sender)) == ["abc"]
+    assert "could not be sent" in caplog.text
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.increments: list[float] = []
+
+    def increment(self, value: float) -> None:
+        self.increments.append(value)
+
+
+def test_counters_publish_what_was_added() -> None:
+    published: dict[CounterName, Counter] = {"peagle_engine_steps_total": Counter(), "peagle_requests_total": Counter()}
+    steps = iter([3, 3, 8])
+    counters = ServingCounters(lambda: next(steps), published)
+    counters.publish()
+    counters.count_answer(last_chunk("r"))
+    counters.publish()
+    counters.publish()
+    assert published["peagle_engine_steps_total"].increments == [3, 5]
+    assert published["peagle_requests_total"].increments == [1]

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from peagle_trt_repo.inputs import InvalidRequestError, read_fields
+from peagle_trt_repo.outputs import shaped
+from peagle_trt_repo.tensors import PEAGLE_INPUTS, REFUSED_INPUTS
+
+TYPES = {field.name: field.data_type for field in PEAGLE_INPUTS}
+
+
+def arrays(**values: object) -> dict[str, NDArray[np.generic]]:
+    """Tensors as a client would send them."""
+    lists = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    return {name: shaped(entries, TYPES[name]) for name, entries in lists.items()}
+
+
+def test_the_least_request_is_greedy_and_whole() -> None:
+    fields = read_fields(arrays(text_input=b"hello", max_tokens=4))
+    assert (fields.prompt_text, fields.max_tokens, fields.is_streaming, fields.temperature) == ("hello", 4, False, 0.0)
+    assert (fields.top_k, fields.top_p, fields.seed, fields.end_id, fields.draft_tokens) == (0, 1.0, None, None, None)
+
+
+def test_ids_take_the_place_of_the_text() -> None:
+    assert read_fields(arrays(input_ids=[5, 6, 7], max_tokens=4)).prompt_ids == (5, 6, 7)
+
+
+@pytest.mark.parametrize("sent", [{"max_tokens": 4}, {"max_tokens": 4, "temperature": 0.5}])
+def test_a_missing_prompt_is_named(sent: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError, match="`text_input` is missing"):
+        read_fields(arrays(**sent))
+
+
+def test_a_missing_limit_is_named() -> None:
+    with pytest.raises(InvalidRequestError, match="`max_tokens` is missing"):
+        read_fields(arrays(text_input=b"hello", temperature=0.5))
+
+
+@pytest.mark.parametrize("sent", [{"top_k": 40}, {"top_p": 0.9}])
+def test_sampling_without_a_temperature_uses_one(sent: dict[str, object]) -> None:
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, **sent)).temperature == 1.0
+
+
+@pytest.mark.parametrize("sent", [{"top_k": 1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.0}])
+def test_settings_that_choose_nothing_stay_greedy(sent: dict[str, object]) -> None:
+    fields = read_fields(arrays(text_input=b"a", max_tokens=1, **sent))
+    assert (fields.temperature, fields.top_p) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("old", "new", "value"), [("min_length", "min_tokens", 3), ("random_seed", "seed", 2**63)])
+def test_old_names_are_read(old: str, new: str, value: int) -> None:
+    assert getattr(read_fields(arrays(text_input=b"a", max_tokens=9, **{old: value})), new) == value
+
+
+def test_an_old_and_a_new_name_that_differ_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"`min_tokens`.*`min_length`"):
+        read_fields(arrays(text_input=b"a", max_tokens=9, min_tokens=1, min_length=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 0),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_p", 1.5),
+        ("top_p", -0.5),
+        ("top_k", -1),
+        ("repetition_penalty", 0.0),
+        ("frequency_penalty", float("inf")),
+        ("min_tokens", -1),
+        ("end_id", -2),
+        ("draft_tokens", -1),
+        ("stream", [True, False]),
+        ("text_input", [b"\xff"]),
+    ],
+)
+def test_a_value_out_of_range_is_named(name: str, value: object) -> None:
+    sent = {"text_input": b"a", "max_tokens": 1} | {name: value}
+    with pytest.raises(InvalidRequestError, match=f"`{name}`"):
+        read_fields(arrays(**sent))
+
+
+# One value each that asks for something.
+ASKING = {
+    "bad_words": b"word",
+    "beam_width": 2,
+    "num_return_sequences": 2,
+    "length_penalty": 0.5,
+    "decoder_text_input": b"a",
+    "embedding_bias_words": b"a",
+    "embedding_bias_weights": 1.0,
+    "return_log_probs": True,
+    "return_context_logits": True,
+    "return_generation_logits": True,
+    "prompt_embedding_table": 0.0,
+    "prompt_table_extra_id": 1,
+    "prompt_vocab_size": 1,
+    "lora_task_id": 1,
+    "lora_weights": 0.0,
+    "lora_config": [0, 0, 0],
+    "guided_decoding_guide_type": b"json",
+    "guided_decoding_guide": b"{}",
+}
+
+
+@pytest.mark.parametrize("name", [field.name for field in REFUSED_INPUTS])
+def test_an_option_that_is_not_honoured_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"`{name}` is not supported"):
+        read_fields(arrays(text_input=b"a", max_tokens=1, **{name: ASKING[name]}))
+
+
+def test_fillers_of_classic_clients_ask_for_nothing() -> None:
+    fillers = {"bad_words": b"", "stop_words": b"", "beam_width": 1, "return_log_probs": False, "length_penalty": 1.0}
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, **fillers)).stop_words == ()
+
+
+def test_stop_words_keep_their_order_and_lose_the_empty_ones() -> None:
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, stop_words=[b"b", b"", b"a"])).stop_words == ("b", "a")

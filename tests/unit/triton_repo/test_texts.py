@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from peagle_trt_repo.outputs import shaped
+from peagle_trt_repo.python_backend import require_working_tensors
+from peagle_trt_repo.tensors import ensemble_steps
+from peagle_trt_repo.texts import postprocess, preprocess
+
+
+class ByteTokenizer:
+    has_chat_template = False
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return bytes(token_ids).decode()
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        return f"<{messages[0]['content']}>"
+
+
+class ChatTokenizer(ByteTokenizer):
+    has_chat_template = True
+
+
+def test_a_prompt_becomes_ids(pb_utils: ModuleType, make_request: Any) -> None:
+    request = make_request(QUERY=shaped([b"hi"], "STRING"), REQUEST_OUTPUT_LEN=shaped([4], "INT32"))
+    arrays = preprocess(request, ByteTokenizer()).arrays
+    assert arrays["INPUT_ID"].tolist() == [[104, 105]]
+    assert arrays["REQUEST_INPUT_LEN"].tolist() == [[2]]
+    assert arrays["REQUEST_OUTPUT_LEN"].tolist() == [[4]]
+
+
+def test_a_turn_goes_into_the_template(pb_utils: ModuleType, make_request: Any) -> None:
+    sent = {"QUERY": shaped([b"hi"], "STRING"), "REQUEST_OUTPUT_LEN": shaped([4], "INT32")}
+    request = make_request(**sent, APPLY_CHAT_TEMPLATE=shaped([True], "BOOL"))
+    assert (
+        preprocess(request, ChatTokenizer()).arrays["INPUT_ID"].tobytes() == np.array(list(b"<hi>"), np.int32).tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({}, "`QUERY` is missing"),
+        ({"QUERY": shaped([b"hi"], "STRING")}, "`max_tokens` is missing"),
+        ({"QUERY": shaped([b""], "STRING"), "REQUEST_OUTPUT_LEN": shaped([4], "INT32")}, "`text_input` is empty"),
+        (
+            {
+                "QUERY": shaped([b"hi"], "STRING"),
+                "REQUEST_OUTPUT_LEN": shaped([4], "INT32"),
+                "APPLY_CHAT_TEMPLATE": shaped([True], "BOOL"),
+            },
+            "no chat template",
+        ),
+    ],
+)
+def test_a_request_that_cannot_be_read_is_answered_with_the_reason(
+    pb_utils: ModuleType, make_request: Any, sent: dict[str, Any], message: str
+) -> None:
+    error = preprocess(make_request(**sent), ByteTokenizer()).error
+    assert message in str(error)
+    assert error.code == "invalid"
+
+
+def test_ids_become_text_up_to_the_length_the_engine_gives(pb_utils: ModuleType, make_request: Any) -> None:
+    request = make_request(
+        TOKENS_BATCH=shaped(list("héé".encode()), "INT32"),
+        SEQUENCE_LENGTH=shaped([5], "INT32"),
+        TEXT_BYTES=shaped([3], "INT32"),
+    )
+    assert postprocess(request, ByteTokenizer()).arrays["OUTPUT"].tolist() == [["hé".encode()]]
+
+
+def test_no_ids_become_no_text(pb_utils: ModuleType, make_request: Any) -> None:
+    request = make_request(TOKENS_BATCH=shaped([], "INT32"), SEQUENCE_LENGTH=shaped([0], "INT32"))
+    assert postprocess(request, ByteTokenizer()).arrays["OUTPUT"].tolist() == [[b""]]
+
+
+def test_a_server_that_empties_tensors_is_refused(pb_utils: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_working_tensors()
+    monkeypatch.setattr(pb_utils.Tensor, "as_numpy", lambda self: np.zeros(0, np.int32))
+    with pytest.raises(RuntimeError, match="numpy<2"):
+        require_working_tensors()
+
+
+def test_every_internal_tensor_of_the_ensemble_is_written_once_and_read() -> None:
+    steps = ensemble_steps()
+    written = [tensor for step in steps for tensor in step.outputs.values() if tensor.startswith("_")]
+    read = [tensor for step in steps for tensor in step.inputs.values() if tensor.startswith("_")]
+    assert sorted(written) == sorted(read)
