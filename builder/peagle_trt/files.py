@@ -40,7 +40,7 @@ def naming_os_errors(path: Path) -> Iterator[None]:
         reason, hint = _OS_REASONS.get(error.errno or 0, ("", ""))
         if not reason:
             raise
-        raise MachineError(f"cannot write `{error.filename or path}`: {reason}", hint=hint) from error
+        raise MachineError(f"cannot use `{error.filename or path}`: {reason}", hint=hint) from error
 
 
 @contextlib.contextmanager

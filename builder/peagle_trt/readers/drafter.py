@@ -56,6 +56,15 @@ def read_drafter(path: Path, *, num_target_layers: int | None = None) -> Drafter
     return DrafterCheckpoint(path=path, config=config, weights=weights)
 
 
+def is_drafter(path: Path) -> bool:
+    """Whether a folder looks like an EAGLE head rather than a target: its tensors include the `fc` that fuses states.
+
+    Raises:
+        CheckpointError: The folder's weights are absent or damaged.
+    """
+    return path.is_dir() and any(name.removeprefix("model.") == "fc.weight" for name in read_folder_tensors(path))
+
+
 def _flatten_mask(found: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     # Heads store it as [1, 1, A*Ht]; the leading axes carry nothing.
     result = dict(found)

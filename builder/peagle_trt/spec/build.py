@@ -24,6 +24,8 @@ class BuildSpec:
         backend: Name of a backend in engine/registry.py.
         max_batch_size: Sequences that may share a step.
         max_sequence_length: Prompt and answer together, in tokens.
+        target_source: Where the target comes from, as a person would cite it; no local path.
+        drafter_source: Where the drafter comes from.
     """
 
     name: str
@@ -36,3 +38,5 @@ class BuildSpec:
     backend: str = "onnxruntime"
     max_batch_size: int = 8
     max_sequence_length: int = 2048
+    target_source: str = ""
+    drafter_source: str = ""

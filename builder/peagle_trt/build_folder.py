@@ -1,0 +1,230 @@
+"""A build on disk: the staging folder it grows in, the record of finished steps, and the rename that publishes it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from peagle_trt.errors import MachineError, UsageError
+from peagle_trt.files import link_or_copy, naming_os_errors, remove_folder, write_text
+from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest
+
+MANIFEST_NAME = "manifest.json"
+RECORD_NAME = ".steps.json"
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished step.
+
+    Attributes:
+        inputs: Hash of everything the step depends on.
+        outputs: Files it wrote, relative to the build, with their sizes in bytes.
+    """
+
+    inputs: str
+    outputs: dict[str, int]
+
+
+def read_manifest(build_path: Path) -> EngineManifest:
+    """The manifest of a finished build.
+
+    Raises:
+        UsageError: The folder is no finished build, or one of another version.
+    """
+    path = build_path / MANIFEST_NAME
+    if not path.is_file():
+        raise UsageError(
+            f"`{build_path}` is not a finished build: it has no `{MANIFEST_NAME}`", hint="run `peagle-trt build`"
+        )
+    try:
+        manifest = msgspec.json.decode(path.read_bytes(), type=EngineManifest)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise UsageError(f"cannot read `{path}`: {error}", hint="build it again with this version") from error
+    if manifest.format != ARTIFACT_FORMAT:
+        raise UsageError(
+            f"`{build_path}` has format {manifest.format}, this version reads {ARTIFACT_FORMAT}",
+            hint="build it again with this version",
+        )
+    return manifest
+
+
+def require_replaceable(output_path: Path) -> None:
+    """Refuse to build over something that is not a build.
+
+    Raises:
+        UsageError: The path holds other files.
+    """
+    with naming_os_errors(output_path):
+        if not output_path.exists():
+            return
+        if output_path.is_dir() and ((output_path / MANIFEST_NAME).is_file() or not any(output_path.iterdir())):
+            return
+    raise UsageError(f"`{output_path}` exists and is not a build", hint="choose another folder with -o, or remove it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedSteps:
+    """Steps whose outputs are still there.
+
+    Attributes:
+        published: By name, in the finished build; empty where there is none.
+        staged: By name, in the staging folder.
+    """
+
+    published: dict[str, StepRecord]
+    staged: dict[str, StepRecord]
+
+    def is_published(self, name: str, inputs: str) -> bool:
+        """Whether the finished build holds the outputs of this very step."""
+        return name in self.published and self.published[name].inputs == inputs
+
+    def is_done(self, name: str, inputs: str) -> bool:
+        """Whether the outputs of this very step are anywhere."""
+        is_staged = name in self.staged and self.staged[name].inputs == inputs
+        return is_staged or self.is_published(name, inputs)
+
+
+def finished_steps(output_path: Path) -> FinishedSteps:
+    """What earlier runs left."""
+    published = _read_record(output_path) if (output_path / MANIFEST_NAME).is_file() else {}
+    return FinishedSteps(published=published, staged=_read_record(staging_path(output_path)))
+
+
+def staging_path(output_path: Path) -> Path:
+    """Where a build grows until it is complete."""
+    return output_path.with_name(f".{output_path.name}.building")
+
+
+class StagedBuild:
+    """A build that is being written.
+
+    Attributes:
+        path: The staging folder.
+        steps: Finished steps by name.
+    """
+
+    def __init__(self, output_path: Path) -> None:
+        self.output_path = output_path
+        self.path = staging_path(output_path)
+        self.steps = _read_record(self.path)
+        # What a killed run left half-written, or linked without recording it.
+        self._remove_unrecorded()
+
+    def adopt(self, name: str, inputs: str) -> bool:
+        """Take a step's outputs from an earlier run, if it had the same inputs.
+
+        Returns:
+            Whether the step is done.
+        """
+        record = self.steps.get(name)
+        if record is not None and record.inputs == inputs:
+            return True
+        record = _read_record(self.output_path).get(name)
+        if record is None or record.inputs != inputs:
+            return False
+        for output in record.outputs:
+            link_or_copy(self.output_path / output, self.path / output)
+        self._record(name, record)
+        return True
+
+    def forget(self, name: str) -> None:
+        """Remove a step's outputs before it runs again: they may share their bytes with the finished build."""
+        record = self.steps.pop(name, None)
+        for output in record.outputs if record else ():
+            (self.path / output).unlink(missing_ok=True)
+
+    def finish(self, name: str, inputs: str, outputs: tuple[str, ...]) -> None:
+        """Record that a step is done."""
+        sizes = {output: (self.path / output).stat().st_size for output in outputs}
+        self._record(name, StepRecord(inputs=inputs, outputs=sizes))
+
+    def outputs(self) -> list[str]:
+        """Files of all finished steps, in order."""
+        return sorted({output for record in self.steps.values() for output in record.outputs})
+
+    def publish(self, manifest: EngineManifest) -> None:
+        """Write the manifest and put the folder in its place; an older build there is replaced at this moment."""
+        self._remove_unrecorded()
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=2).decode()
+        write_text(self.path / MANIFEST_NAME, text + "\n")
+        with naming_os_errors(self.output_path):
+            old = _retired_path(self.output_path)
+            remove_folder(old)
+            if self.output_path.exists():
+                self.output_path.rename(old)
+            self.path.rename(self.output_path)
+            remove_folder(old)
+
+    def _remove_unrecorded(self) -> None:
+        kept = {RECORD_NAME, *self.outputs()}
+        for file in [path for path in self.path.rglob("*") if path.is_file()]:
+            if file.relative_to(self.path).as_posix() not in kept:
+                file.unlink()
+
+    def _record(self, name: str, record: StepRecord) -> None:
+        self.steps[name] = record
+        write_text(self.path / RECORD_NAME, msgspec.json.encode(self.steps).decode())
+
+
+@contextlib.contextmanager
+def staged_build(output_path: Path) -> Iterator[StagedBuild]:
+    """Open the staging folder of a build, for one process at a time.
+
+    An interrupted build stays in staging, whose finished steps the next run takes over; nothing appears under
+    `output_path` before `publish`.
+
+    Raises:
+        UsageError: `output_path` holds something that is not a build.
+        MachineError: Another process builds there, or the folder cannot be written.
+    """
+    staging, old = staging_path(output_path), _retired_path(output_path)
+    with naming_os_errors(output_path):
+        if old.exists() and not output_path.exists():
+            # An earlier run was killed between the two renames of `publish`.
+            old.rename(output_path)
+        require_replaceable(output_path)
+        staging.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(staging, os.O_RDONLY)
+    try:
+        _lock(descriptor, output_path)
+        build = StagedBuild(output_path)
+        try:
+            yield build
+        finally:
+            if not build.steps:
+                remove_folder(staging)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, output_path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise MachineError(
+            f"another process is building `{output_path}`", hint="wait for it, or choose another folder"
+        ) from None
+
+
+def _retired_path(output_path: Path) -> Path:
+    return output_path.with_name(f".{output_path.name}.old")
+
+
+def _read_record(folder: Path) -> dict[str, StepRecord]:
+    """Records whose outputs are all there in full; a damaged record counts as none, which only costs time."""
+    try:
+        records = msgspec.json.decode((folder / RECORD_NAME).read_bytes(), type=dict[str, StepRecord])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    return {name: record for name, record in records.items() if _is_intact(folder, record)}
+
+
+def _is_intact(folder: Path, record: StepRecord) -> bool:
+    paths = {folder / output: size for output, size in record.outputs.items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())

@@ -1,0 +1,143 @@
+"""`peagle-trt build`: checkpoints in, build out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from peagle_trt import catalog, pipeline
+from peagle_trt.build_folder import staging_path
+from peagle_trt.cli.options import FOLDER, config_option
+from peagle_trt.cli.output import Output
+from peagle_trt.engine.registry import BACKENDS
+from peagle_trt.errors import UsageError
+from peagle_trt.plan import STAGES, Plan
+from peagle_trt.quant import RECIPES
+from peagle_trt.readers import read_target
+from peagle_trt.spec import BuildSpec, EngineManifest
+from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
+
+# For targets outside the catalog.
+DEFAULT_DRAFT_TOKENS = 5
+DEFAULT_BATCH_SIZE = 8
+DEFAULT_SEQUENCE_LENGTH = 2048
+
+
+@click.command("build")
+@click.option(
+    "--target", metavar="NAME|PATH", required=True, help="A catalog name, a checkpoint's folder, or a GGUF file."
+)
+@click.option("--target-path", type=FOLDER, help="Where the target of that catalog name lies, instead of fetching it.")
+@click.option("--drafter", metavar="NAME|PATH", help="A head's folder, or the catalog name whose head to take.")
+@click.option("--tokenizer", "tokenizer_path", type=FOLDER, help="Where the tokenizer lies; the target's by default.")
+@click.option("-k", "--draft-tokens", type=click.IntRange(MIN_DRAFT_TOKENS, MAX_DRAFT_TOKENS), help="K, drafts a step.")
+@click.option(
+    "--precision", type=click.Choice(list(RECIPES)), default="fp32", show_default=True, help="Recipe of the weights."
+)
+@click.option(
+    "--backend", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="What runs it."
+)
+@click.option("--max-batch-size", type=click.IntRange(min=1), help="Sequences that may share a step.")
+@click.option("--max-sequence-length", type=click.IntRange(min=16), help="Prompt and answer together, in tokens.")
+@click.option("--until", type=click.Choice(STAGES), default=STAGES[-1], help="Stop after this stage.")
+@click.option("--dry-run", is_flag=True, help="Show what would run, what is cached and how many bytes; write nothing.")
+@click.option("--force", is_flag=True, help="Run every step again, cached or not.")
+@click.option("-o", "--output", "output_path", type=FOLDER, help="Folder to write; builds/NAME by default.")
+@config_option
+@click.pass_obj
+def command(
+    output: Output,
+    *,
+    target: str,
+    target_path: Path | None,
+    drafter: str | None,
+    tokenizer_path: Path | None,
+    draft_tokens: int | None,
+    precision: str,
+    backend: str,
+    max_batch_size: int | None,
+    max_sequence_length: int | None,
+    until: str,
+    dry_run: bool,
+    force: bool,
+    output_path: Path | None,
+) -> None:
+    """Compile a target and its P-EAGLE drafter into a build.
+
+    A build is a folder with engines, weights, tokenizer and a manifest. A second run does only what has changed.
+    """
+    entry = catalog.find_entry(target) if not Path(target).exists() or catalog.has_entry(target) else None
+    name = entry.name if entry else Path(target).resolve().name.removesuffix(".gguf")
+    resolved_path = target_path or (catalog.target_path(entry) if entry else Path(target))
+    spec = BuildSpec(
+        name=name,
+        target_path=resolved_path,
+        drafter_path=_find_drafter(drafter, entry),
+        tokenizer_path=tokenizer_path or resolved_path,
+        output_path=output_path or Path("builds") / name,
+        draft_tokens=draft_tokens or (entry.draft_tokens if entry else DEFAULT_DRAFT_TOKENS),
+        precision=precision,
+        backend=backend,
+        max_batch_size=max_batch_size or (entry.max_batch_size if entry else DEFAULT_BATCH_SIZE),
+        max_sequence_length=max_sequence_length or _default_length(entry, resolved_path),
+        target_source=entry.source if entry and target_path is None else "",
+        drafter_source=entry.drafter_source if entry and drafter is None else "",
+    )
+    if dry_run:
+        plan = pipeline.dry_run(spec, report=output.progress)
+        output.result(_plan_document(plan), _plan_text(plan))
+        return
+    manifest = pipeline.build(spec, until=until, is_fresh=force, report=output.progress)
+    output.result(_build_document(spec, manifest), _build_text(spec, manifest))
+
+
+def _default_length(entry: catalog.CatalogEntry | None, target_path: Path) -> int:
+    if entry is not None:
+        return entry.max_sequence_length
+    return min(DEFAULT_SEQUENCE_LENGTH, read_target(target_path).config.max_positions)
+
+
+def _find_drafter(drafter: str | None, entry: catalog.CatalogEntry | None) -> Path:
+    if drafter is None:
+        if entry is None:
+            raise UsageError("a target of your own needs a drafter", hint="give its head with --drafter")
+        return catalog.drafter_path(entry)
+    return catalog.drafter_path(catalog.find_entry(drafter)) if not Path(drafter).exists() else Path(drafter)
+
+
+def _plan_document(plan: Plan) -> dict[str, object]:
+    steps = [
+        {"name": step.name, "cached": step.is_cached, "bytes": step.size_bytes, "inputs": step.inputs}
+        for step in plan.steps
+    ]
+    return {"is_complete": plan.is_complete, "steps": steps}
+
+
+def _plan_text(plan: Plan) -> str:
+    lines = []
+    for step in plan.steps:
+        size = "" if step.size_bytes is None else f"{step.size_bytes:>16,} bytes"
+        lines.append(f"{step.name:<10} {'cached' if step.is_cached else 'to do':<8}{size}".rstrip())
+    return "\n".join(lines)
+
+
+def _build_document(spec: BuildSpec, manifest: EngineManifest) -> dict[str, object]:
+    is_complete = bool(manifest.files)
+    return {
+        "path": spec.output_path if is_complete else staging_path(spec.output_path),
+        "is_complete": is_complete,
+        "name": manifest.name,
+        "backend": manifest.backend,
+        "precision": manifest.precision,
+        "draft_tokens": manifest.shapes.draft_tokens,
+        "max_batch_size": manifest.shapes.max_batch_size,
+        "max_sequence_length": manifest.shapes.max_sequence_length,
+        "size_bytes": sum(file.size_bytes for file in manifest.files),
+    }
+
+
+def _build_text(spec: BuildSpec, manifest: EngineManifest) -> str:
+    if manifest.files:
+        return str(spec.output_path)
+    return f"stopped early; the finished steps wait in {staging_path(spec.output_path)}"

@@ -1,0 +1,79 @@
+"""Everything the command line prints: results on stdout, progress and errors on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+
+class Output:
+    """Where a command's words go.
+
+    Args:
+        is_json: One JSON document on stdout instead of text, also on failure.
+        is_quiet: No progress.
+    """
+
+    def __init__(self, *, is_json: bool, is_quiet: bool = False) -> None:
+        self.is_json = is_json
+        self.is_quiet = is_quiet
+        self._has_result = False
+
+    def result(self, document: Mapping[str, object], text: str) -> None:
+        """Report success, once a command.
+
+        Args:
+            document: What `--json` prints, beside `"ok": true`.
+            text: What is printed otherwise.
+        """
+        assert not self._has_result, "a command has one result"
+        self._has_result = True
+        _say(_to_json({"ok": True, **document}) if self.is_json else text, sys.stdout)
+
+    def finish(self) -> None:
+        """Close a command that succeeded; one that had nothing to say still yields a document."""
+        if self.is_json and not self._has_result:
+            self.result({}, "")
+
+    def stream(self, piece: str) -> None:
+        """Print a piece of an answer as it comes; silent with `--json`, where the result holds it whole."""
+        if not self.is_json:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+    def progress(self, line: str) -> None:
+        """One line about what is going on."""
+        if not self.is_quiet:
+            _say(line, sys.stderr)
+
+    def failure(self, error_type: str, message: str, *, hint: str, exit_code: int) -> None:
+        """Report a failure: a line on stderr, and with `--json` a document on stdout too."""
+        _say(f"error: {message}", sys.stderr)
+        if hint:
+            _say(f"hint: {hint}", sys.stderr)
+        if self.is_json and not self._has_result:
+            self._has_result = True
+            error = {"type": error_type, "message": message, "hint": hint, "exit_code": exit_code}
+            _say(_to_json({"ok": False, "error": error}), sys.stdout)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    stream.write(text + "\n")
+    stream.flush()
+
+
+def _to_json(document: Mapping[str, object]) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item"):
+        return value.item()
+    if hasattr(value, "__struct_fields__"):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    raise TypeError(f"{type(value).__name__} has no place in a document")

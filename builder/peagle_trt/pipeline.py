@@ -1,0 +1,162 @@
+"""Checkpoints in, build out: one call a stage. Read this file first.
+
+name or folder -> catalog -> readers (target, drafter) -> pairing -> quant -> graph -> engine -> verify -> manifest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from peagle_trt import stages
+from peagle_trt.build_folder import StagedBuild, read_manifest, require_replaceable, staged_build
+from peagle_trt.errors import PlanError
+from peagle_trt.files import require_free_space
+from peagle_trt.plan import STAGES, Plan, check_spec, make_plan
+from peagle_trt.quant import find_recipe
+from peagle_trt.readers import (
+    DrafterCheckpoint,
+    TargetCheckpoint,
+    check_pair,
+    read_drafter,
+    read_target,
+    read_tokenizer,
+)
+from peagle_trt.spec import BuildSpec, EngineManifest
+from peagle_trt.stages import Checkpoints
+
+Report = Callable[[str], None]
+"""Called with one line about what is going on."""
+
+
+def build(
+    spec: BuildSpec, *, until: str = STAGES[-1], is_fresh: bool = False, report: Report = lambda line: None
+) -> EngineManifest:
+    """Build what `spec` asks for; steps that an earlier run finished are taken over.
+
+    Args:
+        spec: The build.
+        until: Last stage to run. Short of the last, the finished steps wait in the staging folder.
+        is_fresh: Take nothing over.
+        report: Told of every step.
+
+    Returns:
+        The manifest; its list of files is empty when the build stopped early.
+
+    Raises:
+        PeagleError: Something a user can mend; nothing then stands under `spec.output_path` that was not there before.
+    """
+    spec = _resolve(spec, report)
+    plan = make_plan(spec)
+    if plan.is_complete and not is_fresh:
+        report(f"nothing to do: `{spec.output_path}` is complete")
+        return read_manifest(spec.output_path)
+    checkpoints = read_checkpoints(spec, report)
+    _require_space(spec, plan, checkpoints)
+    with staged_build(spec.output_path) as folder:
+        run = _Run(spec=spec, plan=plan, folder=folder, until=until, is_fresh=is_fresh, report=report)
+        run.stage("read", lambda: stages.write_tokenizer(checkpoints.tokenizer, folder.path))
+        run.stage("quantize", lambda: stages.write_weights(checkpoints, folder.path))
+        run.stage("graph", lambda: stages.write_graphs(spec, checkpoints, folder.path))
+        manifest = msgspec.structs.replace(stages.describe(spec, checkpoints), graphs=stages.graph_roles(folder))
+        with stages.EngineStages(folder.path, manifest) as engine:
+            run.stage("engine", engine.load)
+            run.stage("verify", lambda: engine.verify(checkpoints))
+        if not run.stage("assemble", lambda: ()):
+            return manifest
+        published = stages.list_files(manifest, folder)
+        folder.publish(published)
+    report(f"built `{spec.output_path}`")
+    return published
+
+
+def dry_run(spec: BuildSpec, *, report: Report = lambda line: None) -> Plan:
+    """What `build` would do, after checking everything that can be checked without writing.
+
+    Raises:
+        PeagleError: What `build` would raise before its first long step.
+    """
+    spec = _resolve(spec, report)
+    require_replaceable(spec.output_path)
+    return make_plan(spec, sizes={"quantize": stages.weight_bytes(read_checkpoints(spec, report))})
+
+
+def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Checkpoints:
+    """Read both checkpoints and check that they belong together.
+
+    Raises:
+        CheckpointError: One is damaged or unknown, or they do not fit.
+    """
+    target = read_target(spec.target_path)
+    drafter = read_drafter(spec.drafter_path, num_target_layers=target.config.num_layers)
+    check_pair(target, drafter)
+    is_own = spec.tokenizer_path == spec.target_path and target.tokenizer is not None
+    tokenizer = target.tokenizer if is_own else read_tokenizer(spec.tokenizer_path)
+    assert tokenizer is not None, "read_tokenizer refuses a path without one"
+    _check_lengths(spec, target, drafter, report)
+    config = msgspec.structs.replace(target.config, aux_layer_ids=drafter.config.aux_layer_ids)
+    return Checkpoints(target=replace(target, config=config), drafter=drafter, tokenizer=tokenizer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One pass over the stages."""
+
+    spec: BuildSpec
+    plan: Plan
+    folder: StagedBuild
+    until: str
+    is_fresh: bool
+    report: Report
+
+    def stage(self, name: str, work: Callable[[], tuple[str, ...]]) -> bool:
+        """Run a stage unless it is done or lies past the last one wanted.
+
+        Args:
+            name: One of `STAGES`.
+            work: Writes the stage's files and returns their paths relative to the build.
+
+        Returns:
+            Whether the stage's outputs are there now.
+        """
+        if STAGES.index(name) > STAGES.index(self.until):
+            return False
+        inputs = self.plan.step(name).inputs
+        if not self.is_fresh and self.folder.adopt(name, inputs):
+            self.report(f"{name}: done before")
+            return True
+        self.report(f"{name} ...")
+        self.folder.forget(name)
+        self.folder.finish(name, inputs, work())
+        return True
+
+
+def _resolve(spec: BuildSpec, report: Report) -> BuildSpec:
+    from peagle_trt.engine.registry import choose_backend
+
+    check_spec(spec)
+    find_recipe(spec.precision)
+    backend, reason = choose_backend(spec.backend)
+    if backend != spec.backend:
+        report(f"backend {backend}: {reason}")
+    return replace(spec, backend=backend)
+
+
+def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCheckpoint, report: Report) -> None:
+    if spec.max_sequence_length > target.config.max_positions:
+        raise PlanError(
+            f"the sequence length {spec.max_sequence_length} exceeds the target's {target.config.max_positions}",
+            hint="lower --max-sequence-length",
+        )
+    if spec.max_sequence_length > drafter.config.max_positions:
+        report(f"note: the drafter was made for {drafter.config.max_positions} tokens; drafts past them may be poor")
+    depths = drafter.config.num_depths
+    if depths is not None and spec.draft_tokens > depths:
+        report(f"note: the drafter was trained for K up to {depths}; slots past it may be poor")
+
+
+def _require_space(spec: BuildSpec, plan: Plan, checkpoints: Checkpoints) -> None:
+    if not plan.step("quantize").is_cached:
+        require_free_space(spec.output_path.parent, stages.weight_bytes(checkpoints))

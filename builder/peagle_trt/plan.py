@@ -1,0 +1,137 @@
+"""What a build would do: its steps, what each depends on, what is done already, and how many bytes it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib import metadata, resources
+from pathlib import Path
+
+from peagle_trt import __version__
+from peagle_trt.build_folder import finished_steps
+from peagle_trt.errors import PlanError
+from peagle_trt.readers import checkpoint_files
+from peagle_trt.spec import BuildSpec
+from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
+
+STAGES = ("read", "quantize", "graph", "engine", "verify", "assemble")
+
+# Whose source code each stage runs: a changed program must not be served from the cache of the old one.
+_ROOMS = {
+    "read": ("peagle_trt.readers", "peagle_trt.spec"),
+    "quantize": ("peagle_trt.quant",),
+    "graph": ("peagle_trt.graph", "peagle_trt_plugins"),
+    "engine": ("peagle_trt.engine",),
+    "verify": ("peagle_trt.verify",),
+    "assemble": (),
+}
+_LIBRARIES = {"graph": ("onnx",), "engine": ("onnxruntime",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One stage of a build.
+
+    Attributes:
+        name: One of `STAGES`.
+        inputs: Hash of everything it depends on, earlier steps included.
+        is_cached: An earlier run left its outputs, made from the same inputs.
+        size_bytes: What it writes, or None where that is not known before it runs.
+    """
+
+    name: str
+    inputs: str
+    is_cached: bool
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The steps of a build.
+
+    Attributes:
+        steps: In order.
+        is_complete: The finished build is there, and made from the same inputs.
+    """
+
+    steps: tuple[Step, ...]
+    is_complete: bool
+
+    def step(self, name: str) -> Step:
+        """A step by name."""
+        return next(step for step in self.steps if step.name == name)
+
+
+def check_spec(spec: BuildSpec) -> None:
+    """Refuse settings that contradict each other or the limits.
+
+    Raises:
+        PlanError: A number is out of range.
+    """
+    limits = (
+        ("draft tokens (K)", spec.draft_tokens, MIN_DRAFT_TOKENS, MAX_DRAFT_TOKENS),
+        ("the batch size", spec.max_batch_size, 1, 256),
+        ("the sequence length", spec.max_sequence_length, 16, 1 << 20),
+    )
+    for name, value, low, high in limits:
+        if not low <= value <= high:
+            raise PlanError(f"{name} must lie in {low}..{high}; found {value}")
+
+
+def make_plan(spec: BuildSpec, *, sizes: dict[str, int] | None = None) -> Plan:
+    """Plan a build; reads no checkpoint.
+
+    Args:
+        spec: The build.
+        sizes: Bytes that stages will write, where the caller knows.
+
+    Raises:
+        CheckpointError: A checkpoint's files are not there.
+    """
+    finished = finished_steps(spec.output_path)
+    settings = _settings(spec)
+    steps: list[Step] = []
+    digest = ""
+    for stage in STAGES:
+        digest = _digest([digest, __version__, settings[stage], _rooms_digest(stage), _library_versions(stage)])
+        is_cached = finished.is_done(stage, digest)
+        steps.append(Step(name=stage, inputs=digest, is_cached=is_cached, size_bytes=(sizes or {}).get(stage)))
+    is_complete = all(finished.is_published(step.name, step.inputs) for step in steps)
+    return Plan(steps=tuple(steps), is_complete=is_complete)
+
+
+def _settings(spec: BuildSpec) -> dict[str, object]:
+    """The part of a spec that each stage depends on, so that a new K costs no new weights."""
+    paths = dict.fromkeys((spec.target_path, spec.drafter_path, spec.tokenizer_path))
+    return {
+        "read": [_fingerprint(path) for path in paths],
+        "quantize": spec.precision,
+        "graph": [spec.max_batch_size, spec.max_sequence_length, spec.backend],
+        "engine": spec.backend,
+        "verify": spec.draft_tokens,
+        "assemble": [spec.name, spec.draft_tokens, spec.target_source, spec.drafter_source],
+    }
+
+
+def _fingerprint(path: Path) -> list[object]:
+    """Name, size and time of every file: hashing gigabytes of weights would cost more than the cache saves."""
+    stats = [(file.name, file.stat()) for file in checkpoint_files(path)] if path.exists() else []
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+
+def _rooms_digest(stage: str) -> str:
+    digest = hashlib.sha256()
+    for room in _ROOMS[stage]:
+        folder = Path(str(resources.files(room)))
+        for source in sorted(folder.rglob("*.py")):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _library_versions(stage: str) -> list[str]:
+    return [metadata.version(name) for name in _LIBRARIES.get(stage, ())]
+
+
+def _digest(parts: list[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

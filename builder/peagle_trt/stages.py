@@ -1,0 +1,165 @@
+"""What each stage of a build does: every function writes its files and returns their paths relative to the build."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peagle_trt import __version__
+from peagle_trt.build_folder import StagedBuild
+from peagle_trt.files import sha256_of, write_text
+from peagle_trt.quant import StoredWeights, open_stored, write_drafter_weights, write_target_weights
+from peagle_trt.quant.layout import drafter_layout, target_layout
+from peagle_trt.quant.store import stored_bytes
+from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, TokenizerSource
+from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineFile, EngineManifest, TokenizerFiles
+
+if TYPE_CHECKING:
+    from peagle_trt.engine.protocol import Engine
+
+ENGINE_FOLDER = "engine"
+TARGET_WEIGHTS = f"{ENGINE_FOLDER}/target.safetensors"
+DRAFTER_WEIGHTS = f"{ENGINE_FOLDER}/drafter.safetensors"
+TOKENIZER_FILE = "tokenizer/tokenizer.json"
+TEMPLATE_FILE = "tokenizer/chat_template.jinja"
+VERIFICATION_FILE = "verification.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """A pair that has been read and fits; `target.config` already names the layers the drafter reads."""
+
+    target: TargetCheckpoint
+    drafter: DrafterCheckpoint
+    tokenizer: TokenizerSource
+
+
+def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
+    """The manifest of a build before its graphs and files are written."""
+    from peagle_trt.graph import graph_shapes
+
+    text = checkpoints.tokenizer
+    return EngineManifest(
+        format=ARTIFACT_FORMAT,
+        peagle_trt_version=__version__,
+        name=spec.name,
+        backend=spec.backend,
+        precision=spec.precision,
+        target=checkpoints.target.config,
+        drafter=checkpoints.drafter.config,
+        shapes=graph_shapes(spec),
+        tokenizer=TokenizerFiles(
+            tokenizer=TOKENIZER_FILE,
+            chat_template=None if text.chat_template is None else TEMPLATE_FILE,
+            bos_token=text.bos_token,
+            eos_token=text.eos_token,
+        ),
+        graphs={},
+        files=(),
+        sources={
+            "target": spec.target_source or spec.target_path.name,
+            "drafter": spec.drafter_source or spec.drafter_path.name,
+        },
+    )
+
+
+def weight_bytes(checkpoints: Checkpoints) -> int:
+    """What `write_weights` will write."""
+    return stored_bytes(target_layout(checkpoints.target)) + stored_bytes(
+        drafter_layout(checkpoints.drafter, checkpoints.target)
+    )
+
+
+def write_tokenizer(source: TokenizerSource, folder: Path) -> tuple[str, ...]:
+    """read: the text side."""
+    write_text(folder / TOKENIZER_FILE, source.tokenizer_json())
+    if source.chat_template is None:
+        return (TOKENIZER_FILE,)
+    write_text(folder / TEMPLATE_FILE, source.chat_template)
+    return (TOKENIZER_FILE, TEMPLATE_FILE)
+
+
+def write_weights(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
+    """quantize: the weights of both models."""
+    write_target_weights(checkpoints.target, folder / TARGET_WEIGHTS)
+    write_drafter_weights(checkpoints.drafter, checkpoints.target, folder / DRAFTER_WEIGHTS)
+    return (TARGET_WEIGHTS, DRAFTER_WEIGHTS)
+
+
+def write_graphs(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
+    """graph: every ONNX graph, pointing into the weights."""
+    from peagle_trt.graph import build_graphs
+
+    stored_target, stored_drafter = stored_weights(folder)
+    target, drafter = checkpoints.target.config, checkpoints.drafter.config
+    _, graphs = build_graphs(spec, target, drafter, stored_target, stored_drafter, folder / ENGINE_FOLDER)
+    return tuple(f"{ENGINE_FOLDER}/{name}" for name in graphs.values())
+
+
+def stored_weights(folder: Path) -> tuple[StoredWeights, StoredWeights]:
+    """Weights of target and drafter, as a build stores them."""
+    return open_stored(folder / TARGET_WEIGHTS), open_stored(folder / DRAFTER_WEIGHTS)
+
+
+def graph_roles(folder: StagedBuild) -> dict[str, str]:
+    """Role to path of the graphs that are written: a graph's file is named after its role."""
+    record = folder.steps.get("graph")
+    return {Path(path).name.removesuffix(".onnx"): path for path in (record.outputs if record else ())}
+
+
+class EngineStages:
+    """The stages that need the engine, which is loaded once, and only if one of them runs.
+
+    Args:
+        folder: The build so far.
+        manifest: Its manifest so far.
+    """
+
+    def __init__(self, folder: Path, manifest: EngineManifest) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._engine: Engine | None = None
+
+    def __enter__(self) -> EngineStages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+    def load(self) -> tuple[str, ...]:
+        """engine: load every graph; ONNX Runtime compiles at load, so this stage leaves no file."""
+        self._open()
+        return ()
+
+    def verify(self, checkpoints: Checkpoints) -> tuple[str, ...]:
+        """verify: compare with the reference, which reads the checkpoints, so that a fault of any stage shows.
+
+        Raises:
+            VerificationError: They disagree.
+        """
+        from peagle_trt.verify import checkpoint_source, compare_engine
+
+        source = checkpoint_source(checkpoints.target, checkpoints.drafter)
+        outcome = msgspec.json.encode(compare_engine(self._open(), self._manifest, source))
+        write_text(self._folder / VERIFICATION_FILE, msgspec.json.format(outcome, indent=2).decode() + "\n")
+        return (VERIFICATION_FILE,)
+
+    def _open(self) -> Engine:
+        from peagle_trt.engine.registry import open_engine
+
+        if self._engine is None:
+            self._engine = open_engine(self._folder, self._manifest)
+        return self._engine
+
+
+def list_files(manifest: EngineManifest, folder: StagedBuild) -> EngineManifest:
+    """assemble: the manifest with the digest of every file."""
+    paths = {name: folder.path / name for name in folder.outputs()}
+    files = (
+        EngineFile(path=name, size_bytes=path.stat().st_size, sha256=sha256_of(path)) for name, path in paths.items()
+    )
+    return msgspec.structs.replace(manifest, files=tuple(files))

@@ -1,0 +1,238 @@
+"""Drives an engine through a short speculative decode and compares every number with the reference.
+
+Letters: T rows, R rows of a verify step, K drafted slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from peagle_trt.engine.protocol import DraftRows, Engine, TargetOutput, TargetRows
+from peagle_trt.errors import VerificationError
+from peagle_trt.spec import EngineManifest
+from peagle_trt.verify.reference import TargetReference, run_drafter, run_target
+from peagle_trt.verify.sources import ReferenceSource
+from peagle_trt.verify.tolerances import TOLERANCES, Tolerance
+
+NUM_PROMPT_TOKENS = 12
+_SEED = 20260201
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How close an engine came.
+
+    Attributes:
+        max_logit_error: Largest absolute error over all logits of the target.
+        max_hidden_error: Largest error of an auxiliary state, as a share of its row's largest entry.
+        max_draft_logit_error: Largest absolute error over all logits of the drafter.
+        num_drafts_compared: Drafted tokens that were compared one by one.
+        logit_tolerance: Limit of both logit errors.
+        hidden_tolerance: Limit of the hidden error.
+        seed: Seed of the prompt.
+    """
+
+    max_logit_error: float
+    max_hidden_error: float
+    max_draft_logit_error: float
+    num_drafts_compared: int
+    logit_tolerance: float
+    hidden_tolerance: float
+    seed: int
+
+    def summary(self) -> str:
+        """One line for people."""
+        return (
+            f"verified: logits within {max(self.max_logit_error, self.max_draft_logit_error):.1e} "
+            f"(limit {self.logit_tolerance:.0e}), {self.num_drafts_compared} drafted tokens equal"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Findings:
+    """Errors seen so far."""
+
+    logit: float = 0.0
+    hidden: float = 0.0
+    draft_logit: float = 0.0
+    num_drafts: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def compare_with_reference(build_path: Path, manifest: EngineManifest, source: ReferenceSource) -> Outcome:
+    """Open a build's engine and compare it with the reference.
+
+    Raises:
+        VerificationError: A number is further off than its tolerance, or a draft differs.
+    """
+    from peagle_trt.engine.registry import open_engine
+
+    engine = open_engine(build_path, manifest)
+    try:
+        return compare_engine(engine, manifest, source)
+    finally:
+        engine.close()
+
+
+def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSource) -> Outcome:
+    """Prompt, draft, verify step with two accepted drafts, draft again, then two sequences at once.
+
+    Raises:
+        VerificationError: A number is further off than its tolerance, or a draft differs.
+    """
+    tolerance = TOLERANCES[manifest.precision]
+    prompt = np.random.default_rng(_SEED).integers(0, manifest.target.vocab_size, NUM_PROMPT_TOKENS)
+    draft_tokens = manifest.shapes.draft_tokens
+    first = _read_rows(engine, prompt, start=0)
+    bonus = int(first.logits[-1].argmax())
+    drafts = _draft(engine, np.append(prompt[1:], bonus), first.hidden, len(prompt) - 1, 0, draft_tokens)
+    step = np.concatenate([[bonus], drafts[0]])
+    second = _read_rows(engine, step, start=len(prompt))
+    accepted = min(2, draft_tokens)
+    following = np.append(step[1:], second.logits[-1].argmax())
+    again = _draft(engine, following, second.hidden, accepted, len(prompt), draft_tokens)
+
+    text = np.concatenate([prompt, step]).astype(np.int64)
+    expected = run_target(manifest.target, source.load_target, text)
+    findings = _Findings()
+    _compare_rows(findings, tolerance, "prompt", first, expected, slice(0, len(prompt)))
+    _compare_rows(findings, tolerance, "verify step", second, expected, slice(len(prompt), len(text)))
+    next_ids = np.append(text[1:], following[-1])
+    for name, found, rows in (("draft", drafts, len(prompt)), ("second draft", again, len(prompt) + accepted + 1)):
+        hidden = expected.hidden[:rows]
+        logits = run_drafter(manifest.drafter, source.load_drafter, next_ids[:rows], hidden, draft_tokens)
+        _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
+    if manifest.shapes.max_batch_size > 1:
+        _compare_together(engine, findings, manifest, source, text, expected)
+    return _conclude(findings, tolerance)
+
+
+def _read_rows(engine: Engine, token_ids: NDArray[np.int64], *, start: int) -> TargetOutput:
+    """Run the target over rows of slot 0; its answer is copied, for the engine reuses the memory."""
+    rows = TargetRows(slot=0, token_ids=token_ids.astype(np.int32), start_position=start, num_logit_rows=len(token_ids))
+    (output,) = engine.run_target([rows])
+    return TargetOutput(logits=output.logits.copy(), hidden=output.hidden.copy())
+
+
+def _draft(
+    engine: Engine,
+    next_token_ids: NDArray[np.int64],
+    hidden: NDArray[np.float32],
+    num_accepted: int,
+    start: int,
+    draft_tokens: int,
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Draft for slot 0: tokens [K] and logits [K, Vd]."""
+    output = engine.run_drafter([_draft_rows(0, next_token_ids, hidden, num_accepted, start)], draft_tokens)
+    return output.token_ids[0].copy(), output.logits[0].copy()
+
+
+def _draft_rows(
+    slot: int, next_token_ids: NDArray[np.int64], hidden: NDArray[np.float32], num_accepted: int, start: int
+) -> DraftRows:
+    return DraftRows(
+        slot=slot,
+        next_token_ids=next_token_ids.astype(np.int32),
+        hidden=hidden,
+        num_accepted=num_accepted,
+        start_position=start,
+    )
+
+
+def _compare_rows(
+    findings: _Findings,
+    tolerance: Tolerance,
+    name: str,
+    found: TargetOutput,
+    expected: TargetReference,
+    rows: slice,
+) -> None:
+    logit_error = _largest(found.logits - expected.logits[rows])
+    scale = np.abs(expected.hidden[rows]).max(axis=1, keepdims=True)
+    hidden_error = _largest((found.hidden - expected.hidden[rows]) / scale)
+    findings.logit = max(findings.logit, logit_error)
+    findings.hidden = max(findings.hidden, hidden_error)
+    if not logit_error <= tolerance.logits:
+        findings.faults.append(f"{name}: target logits are off by {logit_error:.2e}, limit {tolerance.logits:.0e}")
+    if not hidden_error <= tolerance.hidden:
+        findings.faults.append(f"{name}: hidden states are off by {hidden_error:.2e}, limit {tolerance.hidden:.0e}")
+
+
+def _compare_drafts(
+    findings: _Findings,
+    tolerance: Tolerance,
+    name: str,
+    found: tuple[NDArray[np.int32], NDArray[np.float32]],
+    logits: NDArray[np.float64],
+    draft_to_target: NDArray[np.int64],
+) -> None:
+    token_ids, found_logits = found
+    error = _largest(found_logits - logits)
+    findings.draft_logit = max(findings.draft_logit, error)
+    findings.num_drafts += len(token_ids)
+    if not error <= tolerance.logits:
+        findings.faults.append(f"{name}: drafter logits are off by {error:.2e}, limit {tolerance.logits:.0e}")
+    # Two logits closer than the tolerance may change places.
+    best = logits.max(axis=1)
+    for slot, token_id in enumerate(token_ids):
+        chosen = np.flatnonzero(draft_to_target == token_id)
+        if len(chosen) != 1 or logits[slot, chosen[0]] < best[slot] - tolerance.logits:
+            expected = int(draft_to_target[logits[slot].argmax()])
+            findings.faults.append(f"{name}: slot {slot} drafted token {token_id}, the reference {expected}")
+
+
+def _compare_together(
+    engine: Engine,
+    findings: _Findings,
+    manifest: EngineManifest,
+    source: ReferenceSource,
+    text: NDArray[np.int64],
+    expected: TargetReference,
+) -> None:
+    """Two sequences of different lengths in one pass, through the graphs for the largest batch."""
+    tolerance, draft_tokens = TOLERANCES[manifest.precision], manifest.shapes.draft_tokens
+    lengths = (len(text) - 1, len(text) // 2)
+    rows = [
+        TargetRows(slot=slot, token_ids=text[:length].astype(np.int32), start_position=0, num_logit_rows=length)
+        for slot, length in enumerate(lengths)
+    ]
+    outputs = [TargetOutput(logits=each.logits.copy(), hidden=each.hidden.copy()) for each in engine.run_target(rows)]
+    draft_rows = [
+        _draft_rows(slot, text[1 : length + 1], output.hidden, length - 1, 0)
+        for slot, (length, output) in enumerate(zip(lengths, outputs, strict=True))
+    ]
+    drafts = engine.run_drafter(draft_rows, draft_tokens)
+    for slot, length in enumerate(lengths):
+        name = f"batch of two, {length} rows"
+        _compare_rows(findings, tolerance, name, outputs[slot], expected, slice(0, length))
+        hidden, next_ids = expected.hidden[:length], text[1 : length + 1]
+        logits = run_drafter(manifest.drafter, source.load_drafter, next_ids, hidden, draft_tokens)
+        found = (drafts.token_ids[slot], drafts.logits[slot])
+        _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
+
+
+def _conclude(findings: _Findings, tolerance: Tolerance) -> Outcome:
+    if findings.faults:
+        more = f", and {len(findings.faults) - 1} more" if len(findings.faults) > 1 else ""
+        raise VerificationError(
+            f"the engine disagrees with the reference: {findings.faults[0]}{more}",
+            hint="the build is not published; this is a fault of the backend or of peagle-trt, please report it",
+        )
+    return Outcome(
+        max_logit_error=findings.logit,
+        max_hidden_error=findings.hidden,
+        max_draft_logit_error=findings.draft_logit,
+        num_drafts_compared=findings.num_drafts,
+        logit_tolerance=tolerance.logits,
+        hidden_tolerance=tolerance.hidden,
+        seed=_SEED,
+    )
+
+
+def _largest(errors: NDArray[np.float64]) -> float:
+    # nan must come out as nan, so that it fails every comparison.
+    return float(np.abs(errors).max())
