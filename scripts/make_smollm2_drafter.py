@@ -4,6 +4,8 @@ Each step is a subcommand, so that the long ones can be run apart and again:
     invent --worker 0 --num-workers 2      user turns sampled from the target
     questions                              all question sets, mixed
     features --worker 0 --num-workers 2    the target's answers with hidden states
+    evaluation                             the target's answers to the benchmarks, in float32
+    train --output FOLDER                  the head; exported and evaluated every ten minutes
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-
 from peagle_trt.train.collect import CollectionPlan, collect_features, invent_questions, read_questions, write_questions
 from peagle_trt.train.corpus import (
     Question,
@@ -30,8 +31,21 @@ from peagle_trt.train.corpus import (
     read_library_functions,
     read_word_problems,
 )
-from peagle_trt.train.llama import read_llama
+from peagle_trt.train.features import TrainingSequence, read_all_sequences
+from peagle_trt.train.llama import LlamaTarget, read_llama
+from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import read_chat_format
+from peagle_trt.train.sampling import DropSettings
+from peagle_trt.train.start import auxiliary_scale, copy_last_layers, count_tokens, head_shape, seeded_head
+from peagle_trt.train.trainer import Trainer, TrainingSettings
+from peagle_trt.train.vocabulary import choose_draft_vocabulary
+
+logger = logging.getLogger("make_smollm2_drafter")
+
+BENCHMARKS = ("mt-bench", "humaneval", "gsm8k")
+HUMANEVAL_REQUEST = "Complete the following Python function. Only output the code, no explanations.\n"
+# `<empty_output>`: a special token that no chat contains.
+MASK_TOKEN_ID = 16
 
 
 def benchmark_texts(data: Path) -> Iterator[str]:
@@ -43,6 +57,19 @@ def benchmark_texts(data: Path) -> Iterator[str]:
     with gzip.open(data / "humaneval/HumanEval.jsonl.gz", "rt") as stream:
         for line in stream:
             yield json.loads(line)["prompt"]
+
+
+def benchmark_questions(data: Path, name: str, count: int) -> list[Question]:
+    """The first questions of a benchmark, first turns only."""
+    if name == "mt-bench":
+        lines = (data / "mt-bench/question.jsonl").read_text().splitlines()
+        texts = [json.loads(line)["turns"][0] for line in lines]
+    elif name == "gsm8k":
+        texts = [json.loads(line)["question"] for line in (data / "gsm8k/test.jsonl").read_text().splitlines()]
+    else:
+        with gzip.open(data / "humaneval/HumanEval.jsonl.gz", "rt") as stream:
+            texts = [HUMANEVAL_REQUEST + json.loads(line)["prompt"] for line in stream]
+    return [Question(source=name, turns=(text,)) for text in texts[:count]]
 
 
 def mix_questions(data: Path, invented: list[Question], seed: int) -> list[Question]:
@@ -63,23 +90,105 @@ def mix_questions(data: Path, invented: list[Question], seed: int) -> list[Quest
     return questions
 
 
+def answer_benchmarks(folder: Path, data: Path, work: Path) -> None:
+    """Store what acceptance is measured on: 20 questions a set, at most 128 new tokens, greedy, float32."""
+    target = read_llama(folder, torch.float32)
+    chat = read_chat_format(folder, target.shape.eos_token_id)
+    plan = CollectionPlan(num_slots=20, max_prompt_tokens=1024, max_new_tokens=128)
+    for name in BENCHMARKS:
+        collect_features(target, chat, benchmark_questions(data, name, 20), folder=work / f"evaluation/{name}", plan=plan)
+
+
+def evaluate_head(head_folder: Path, target: LlamaTarget, answers: dict[str, list[TrainingSequence]]) -> dict[str, float]:
+    """Acceptance length at K=5 of a written head, for each benchmark."""
+    head, draft_to_target = read_head(head_folder, torch.float32)
+    tables = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)
+    lengths = {}
+    for name, sequences in answers.items():
+        walked = measure_acceptance(head, tables, sequences, draft_tokens=5)
+        logger.info("%s: %.3f, %s of %d steps", name, walked.length, walked.accepted_by_position, walked.num_steps)
+        lengths[f"acceptance_length_{name}"] = round(walked.length, 4)
+    return lengths
+
+
+def new_trainer(
+    target: LlamaTarget, sequences: list[TrainingSequence], settings: TrainingSettings, work: Path
+) -> tuple[Trainer, FrozenTables]:
+    """A head with a vocabulary for these answers, started from the target's last two layers."""
+    counts = count_tokens(sequences, target.shape.vocab_size)
+    # Specials, bytes and single characters have the lowest ids of this tokenizer.
+    always = {target.shape.eos_token_id, *range(17, 17 + 256)}
+    vocabulary = choose_draft_vocabulary(counts, coverage=0.985, always=always)
+    logger.info("draft vocabulary %d covers %.4f", len(vocabulary), counts[vocabulary].sum() / counts.sum())
+    shape = head_shape(
+        target.shape,
+        auxiliary_layers=target.auxiliary_layers,
+        num_layers=2,
+        draft_vocab_size=len(vocabulary),
+        mask_token_id=MASK_TOKEN_ID,
+        num_depths=settings.drop.num_depths,
+    )
+    tables = freeze_tables(target.embeddings_VH, target.head_VH, vocabulary, torch.bfloat16)
+    head = seeded_head(shape, auxiliary_scale(sequences), torch.bfloat16, settings.seed)
+    copy_last_layers(head, target.weights, target.shape.num_layers)
+    return Trainer(head, tables, sequences, settings, work), tables
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Train, export and evaluate until the schedule ends."""
+    target = read_llama(arguments.target, torch.float32)
+    sequences = [s for s in read_all_sequences(arguments.work) if len(s.token_ids) - s.prompt_length >= 8]
+    num_tokens = sum(len(s.token_ids) - s.prompt_length for s in sequences)
+    logger.info("%d answers, %d answer tokens", len(sequences), num_tokens)
+    answers = {name: read_all_sequences(arguments.work / f"evaluation/{name}") for name in BENCHMARKS}
+    settings = TrainingSettings(
+        drop=DropSettings(num_depths=7, retention=arguments.retention),
+        optimizer=OptimizerSettings(
+            matrix_rate=arguments.matrix_rate, other_rate=2e-3, warmup_steps=30, total_steps=arguments.steps
+        ),
+        tokens_per_step=arguments.tokens_per_step,
+    )
+    trainer, tables = new_trainer(target, sequences, settings, arguments.output / "run")
+    if (arguments.output / "run/state.pt").exists():
+        trainer.restore()
+
+    def export(current: Trainer) -> dict[str, float]:
+        vocabulary = tables.draft_to_target_D.numpy()
+        write_head(arguments.output, current.head, vocabulary, target.shape, current.averaged_state())
+        return evaluate_head(arguments.output, target, answers)
+
+    trainer.run(export)
+
+
 def main() -> None:
     """Run one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("invent", "questions", "features"))
+    parser.add_argument("step", choices=("invent", "questions", "features", "evaluation", "train"))
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k, chat-1k, mt-bench, humaneval")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=1)
     parser.add_argument("--count", type=int, default=1000, help="invented questions a worker")
+    parser.add_argument("--output", type=Path, help="where the head goes")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--tokens-per-step", type=int, default=3000)
+    parser.add_argument("--matrix-rate", type=float, default=0.01)
+    parser.add_argument("--retention", type=float, default=0.7)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     arguments.work.mkdir(parents=True, exist_ok=True)
     if arguments.step == "questions":
         invented = [q for path in sorted(arguments.work.glob("invented-*.jsonl")) for q in read_questions(path)]
         write_questions(arguments.work / "questions.jsonl", mix_questions(arguments.data, invented, seed=17))
+        return
+    if arguments.step == "evaluation":
+        answer_benchmarks(arguments.target, arguments.data, arguments.work)
+        return
+    if arguments.step == "train":
+        train(arguments)
         return
     target = read_llama(arguments.target, torch.bfloat16)
     chat = read_chat_format(arguments.target, target.shape.eos_token_id)

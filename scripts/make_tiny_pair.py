@@ -1,6 +1,6 @@
 """Makes the catalog's `tiny` pair: a 2 M-parameter Llama trained on GSM8K and its 2-layer P-EAGLE drafter.
 
-    python scripts/make_tiny_pair.py --gsm8k FOLDER [--step target|drafter|all]
+    python scripts/make_tiny_pair.py --gsm8k FOLDER --work FOLDER [--step target|drafter|all]
 
 FOLDER holds GSM8K's train.jsonl and test.jsonl (MIT licence). Takes about five minutes on two idle cores.
 """
@@ -13,10 +13,20 @@ import logging
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
+from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
+from peagle_trt.train.checkpoint import read_head, write_head
+from peagle_trt.train.collect import CollectionPlan, collect_features
+from peagle_trt.train.corpus import Question
+from peagle_trt.train.features import TrainingSequence, read_all_sequences
+from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.optimizer import OptimizerSettings, SplitOptimizer
+from peagle_trt.train.prompting import read_chat_format
+from peagle_trt.train.sampling import DropSettings
+from peagle_trt.train.start import auxiliary_scale, copy_last_layers, head_shape, seeded_head
+from peagle_trt.train.trainer import Trainer, TrainingSettings
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 logger = logging.getLogger("make_tiny_pair")
 
@@ -25,6 +35,7 @@ PAD, END, MASK = 0, 1, 2
 SPECIAL_TOKENS = ["<pad>", "<|endoftext|>", "<mask>"]
 VOCABULARY = 2048
 ROW_TOKENS, ROWS = 192, 16
+AUXILIARY_LAYERS = (1, 2, 3)
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'user' %}{{ 'Question: ' + message['content'] + '\n' }}"
     "{% elif message['role'] == 'assistant' %}{{ 'Answer: ' + message['content'] + '\n' }}{% endif %}{% endfor %}"
@@ -135,12 +146,69 @@ def save_target(model: torch.nn.Module, tokenizer: Tokenizer, folder: Path) -> N
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
+def answer_questions(target: LlamaTarget, questions: list[Question], folder: Path, model: Path) -> list[TrainingSequence]:
+    """The target's greedy answers with hidden states; kept in `folder`, so that a second run continues."""
+    chat = read_chat_format(model, END)
+    plan = CollectionPlan(num_slots=64, max_prompt_tokens=192, max_new_tokens=128)
+    collect_features(target, chat, questions, folder=folder, plan=plan)
+    return read_all_sequences(folder)
+
+
+def train_drafter(model: Path, gsm8k: Path, work: Path, output: Path, *, num_questions: int, steps: int) -> None:
+    """Train the 2-layer head on the target's own answers and log its acceptance length on held-out questions."""
+    target = read_llama(model, torch.float32, AUXILIARY_LAYERS)
+    rows = [json.loads(line)["question"] for line in (gsm8k / "train.jsonl").read_text().splitlines()]
+    # Every third question is cut short, so that the drafter also learns to follow questions as they are written.
+    questions = [
+        Question(source="gsm8k-train", turns=(f"Question: {row[:90]}",), is_raw=True)
+        if place % 3 == 0
+        else Question(source="gsm8k-train", turns=(row,))
+        for place, row in enumerate(rows[:num_questions])
+    ]
+    held_out = [json.loads(line)["question"] for line in (gsm8k / "test.jsonl").read_text().splitlines()[:64]]
+    sequences = answer_questions(target, questions, work / "train", model)
+    unseen = answer_questions(target, [Question(source="gsm8k-test", turns=(row,)) for row in held_out], work / "test", model)
+    logger.info("%d answers, %d tokens", len(sequences), sum(len(s.token_ids) - s.prompt_length for s in sequences))
+    settings = TrainingSettings(
+        drop=DropSettings(num_depths=7, retention=0.75),
+        optimizer=OptimizerSettings(matrix_rate=0.02, other_rate=4e-3, warmup_steps=30, total_steps=steps),
+        tokens_per_step=1500,
+        save_seconds=150.0,
+    )
+    shape = head_shape(
+        target.shape,
+        auxiliary_layers=AUXILIARY_LAYERS,
+        num_layers=2,
+        draft_vocab_size=VOCABULARY,
+        mask_token_id=MASK,
+        num_depths=settings.drop.num_depths,
+    )
+    identity = np.arange(VOCABULARY)
+    tables = freeze_tables(target.embeddings_VH, target.head_VH, identity, torch.bfloat16)
+    head = seeded_head(shape, auxiliary_scale(sequences), torch.bfloat16, seed=0)
+    copy_last_layers(head, target.weights, target.shape.num_layers)
+    trainer = Trainer(head, tables, sequences, settings, work / "run")
+
+    def export(current: Trainer) -> dict[str, float]:
+        write_head(output, current.head, identity, target.shape, current.averaged_state())
+        written, draft_to_target = read_head(output, torch.float32)
+        exact = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)
+        walked = measure_acceptance(written, exact, unseen, draft_tokens=5)
+        logger.info("acceptance length %.3f, by position %s", walked.length, walked.accepted_by_position)
+        return {"acceptance_length": walked.length}
+
+    trainer.run(export)
+
+
 def main() -> None:
     """Make the pair, or one half of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gsm8k", type=Path, required=True)
     parser.add_argument("--output", type=Path, default=CATALOG)
     parser.add_argument("--step", choices=("target", "drafter", "all"), default="all")
+    parser.add_argument("--work", type=Path, required=True, help="folder for features and training states")
+    parser.add_argument("--questions", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=450)
     parser.add_argument("--target-seconds", type=float, default=420.0, help="CPU seconds")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -151,6 +219,15 @@ def main() -> None:
         loss = validation_loss(model, read_texts(arguments.gsm8k / "test.jsonl"), tokenizer)
         logger.info("held-out loss %.3f", loss)
         save_target(model, tokenizer, arguments.output / "target")
+    if arguments.step != "target":
+        train_drafter(
+            arguments.output / "target",
+            arguments.gsm8k,
+            arguments.work,
+            arguments.output / "drafter",
+            num_questions=arguments.questions,
+            steps=arguments.steps,
+        )
 
 
 if __name__ == "__main__":

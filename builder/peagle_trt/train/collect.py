@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from peagle_trt.train.corpus import Question
 from peagle_trt.train.features import FeatureWriter, read_index
 from peagle_trt.train.generate import Prompt, answer_prompts, nucleus_chooser
-from peagle_trt.train.prompting import ChatFormat, invitations, invented_question, make_prompts
+from peagle_trt.train.prompting import ChatFormat, invented_question, invitations, make_prompts
 
 if TYPE_CHECKING:
     from peagle_trt.train.llama import LlamaTarget
@@ -36,8 +36,8 @@ class CollectionPlan:
     """
 
     num_slots: int = 64
-    max_prompt_tokens: int = 320
-    max_new_tokens: int = 320
+    max_prompt_tokens: int = 256
+    max_new_tokens: int = 224
     token_budget: int = 1_000_000
     worker: int = 0
     num_workers: int = 1
@@ -82,7 +82,7 @@ def collect_features(
     for count, answer in enumerate(answers, start=1):
         writer.add(answer)
         num_tokens += len(answer.token_ids) - len(answer.prompt.token_ids)
-        if count % 64 == 0:
+        if count % 32 == 0:
             rate = num_tokens / (time.monotonic() - started)
             logger.info("worker %d: %d answers, %d tokens, %.0f tokens/s", plan.worker, count, num_tokens, rate)
         if num_tokens >= plan.token_budget:

@@ -132,6 +132,11 @@ def read_sequences(folder: Path, shard: Shard) -> Iterator[TrainingSequence]:
         token_start, feature_start = token_start + length, feature_start + length - 1
 
 
+def read_all_sequences(folder: Path) -> list[TrainingSequence]:
+    """Every answer of a store, in the order of the index."""
+    return [sequence for shard in read_index(folder) for sequence in read_sequences(folder, shard)]
+
+
 def verify_shards(folder: Path) -> None:
     """Compare every shard with the hash in the index.
 

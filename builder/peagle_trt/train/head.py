@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as functional
@@ -73,6 +73,8 @@ class PeagleHead(nn.Module):
     """
 
     auxiliary_scale_A: Tensor
+    _cosines: Tensor
+    _sines: Tensor
 
     def __init__(self, shape: HeadShape, auxiliary_scale_A: Tensor, compute_dtype: torch.dtype = torch.float32) -> None:
         """Random weights.
@@ -88,7 +90,7 @@ class PeagleHead(nn.Module):
         self.fc = _matrix(shape.hidden_size, shape.auxiliary_width)
         self.mask_hidden_A = nn.Parameter(torch.randn(shape.auxiliary_width))
         self.hidden_norm = nn.Parameter(torch.ones(shape.hidden_size))
-        self.layers = nn.ModuleList(_HeadLayer(shape, is_first=index == 0) for index in range(shape.num_layers))
+        self.layers = nn.ModuleList(HeadLayer(shape, is_first=index == 0) for index in range(shape.num_layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden_size))
         cosines, sines = rotary_tables(shape.head_dim, shape.rope_theta, shape.max_positions)
         self.register_buffer("_cosines", cosines, persistent=False)
@@ -107,12 +109,16 @@ class PeagleHead(nn.Module):
         scaled_RA = rows.auxiliary_RA / self.auxiliary_scale_A
         scaled_RA = torch.where(rows.is_mask_R[:, None], self.mask_hidden_A, scaled_RA)
         hidden_RH = linear(scaled_RA, self.fc, self.compute_dtype)
-        rotation = (self._cosines[rows.positions_R][:, None], self._sines[rows.positions_R][:, None])
+        rotation: tuple[Tensor, Tensor] = (self._cosines[rows.positions_R][:, None], self._sines[rows.positions_R][:, None])
         first: Tensor | None = embeddings_VH[rows.token_ids_R]
-        for layer in self.layers:
+        for layer in self.head_layers():
             hidden_RH = layer(hidden_RH, first, self.hidden_norm, rotation, rows.masks, self.compute_dtype)
             first = None
         return rms_norm(hidden_RH, self.norm, self.shape.rms_norm_eps)
+
+    def head_layers(self) -> list[HeadLayer]:
+        """The decoder layers, the fusion layer first."""
+        return cast("list[HeadLayer]", list(self.layers))
 
     def folded_state(self) -> dict[str, Tensor]:
         """The weights under their names in a checkpoint, without the training-time scale."""
@@ -122,7 +128,7 @@ class PeagleHead(nn.Module):
             "layers.0.hidden_norm.weight": self.hidden_norm,
             "norm.weight": self.norm,
         }
-        for index, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.head_layers()):
             state.update({f"layers.{index}.{name}.weight": value for name, value in layer.named_weights()})
         return {name: value.detach().clone() for name, value in state.items()}
 
@@ -133,12 +139,12 @@ class PeagleHead(nn.Module):
             self.mask_hidden_A.copy_(state["mask_hidden"].float().view(-1) / self.auxiliary_scale_A)
             self.hidden_norm.copy_(state["layers.0.hidden_norm.weight"])
             self.norm.copy_(state["norm.weight"])
-            for index, layer in enumerate(self.layers):
+            for index, layer in enumerate(self.head_layers()):
                 for name, value in layer.named_weights():
                     value.copy_(state[f"layers.{index}.{name}.weight"])
 
 
-class _HeadLayer(nn.Module):
+class HeadLayer(nn.Module):
     """One decoder layer; the first reads [norm(embedding) | norm(hidden)] and adds to the un-normed hidden state."""
 
     def __init__(self, shape: HeadShape, *, is_first: bool) -> None:
@@ -198,9 +204,9 @@ class _HeadLayer(nn.Module):
         head_dim = self._shape.head_dim
         read = read.to(compute_dtype)
         group = self._shape.num_heads // self._shape.num_key_value_heads
-        queries = rotate(linear(read, self.query, compute_dtype).unflatten(-1, (-1, head_dim)), *rotation)
-        keys = rotate(linear(read, self.key, compute_dtype).unflatten(-1, (-1, head_dim)), *rotation)
-        values = linear(read, self.value, compute_dtype).unflatten(-1, (-1, head_dim))
+        queries = rotate(linear(read, self.query, compute_dtype).view(len(read), -1, head_dim), *rotation)
+        keys = rotate(linear(read, self.key, compute_dtype).view(len(read), -1, head_dim), *rotation)
+        values = linear(read, self.value, compute_dtype).view(len(read), -1, head_dim)
         attended, start = [], 0
         for mask in masks:
             rows = slice(start, start + mask.shape[0])

@@ -82,6 +82,7 @@ class LlamaTarget:
         self.shape = shape
         self.auxiliary_layers = auxiliary_layers
         self.compute_dtype = compute_dtype
+        self.weights = weights
         self.embeddings_VH = weights["model.embed_tokens.weight"].float()
         self.head_VH = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).float()
         self._head_compute_VH = self.head_VH.to(compute_dtype)
@@ -168,7 +169,8 @@ class LlamaTarget:
         shape = self.shape
         batch, new = hidden_BTH.shape[:2]
         normed = rms_norm(hidden_BTH, layer.input_norm, shape.rms_norm_eps).to(self.compute_dtype)
-        queries, keys, values = functional.linear(normed, layer.query_key_value).split(layer.projection_sizes, dim=-1)
+        projected = functional.linear(normed, layer.query_key_value)
+        queries, keys, values = torch.split(projected, list(layer.projection_sizes), dim=-1)
         queries_BTQD = rotate(queries.view(batch, new, shape.num_heads, shape.head_dim).float(), *rotation)
         keys_BTND = rotate(keys.view(batch, new, shape.num_key_value_heads, shape.head_dim).float(), *rotation)
         sequences_B1 = torch.arange(batch)[:, None]
@@ -181,9 +183,10 @@ class LlamaTarget:
         attended = functional.scaled_dot_product_attention(
             rows_BNRD, cache.keys[index][:, :, :extent], cache.values[index][:, :, :extent], attn_mask=mask_B1RC
         )
-        restored = attended.unflatten(2, (-1, new)).permute(0, 3, 1, 2, 4).flatten(2)
-        projected: Tensor = (restored @ layer.output.T).float()
-        return projected
+        attended_BNGTD = attended.view(batch, shape.num_key_value_heads, -1, new, shape.head_dim)
+        restored = attended_BNGTD.permute(0, 3, 1, 2, 4).flatten(2)
+        result: Tensor = (restored @ layer.output.T).float()
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,9 @@ def distillation_loss(
     Returns:
         The loss with its parts.
     """
-    loss, divergence, agrees = _Distillation.apply(drafted_SH, target_UH, target_indices_S, head_VH, weights_S)
+    loss, divergence, agrees = _Distillation.apply(  # type: ignore[no-untyped-call]
+        drafted_SH, target_UH, target_indices_S, head_VH, weights_S
+    )
     return LossParts(loss=loss, divergence_S=divergence, agrees_S=agrees)
 
 
@@ -58,7 +60,7 @@ class _Distillation(torch.autograd.Function):
     """One pass over pieces of rows, sorted so that rows of one target position share its softmax."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         context: torch.autograd.function.FunctionCtx,
         drafted_SH: Tensor,
         target_UH: Tensor,
@@ -70,8 +72,8 @@ class _Distillation(torch.autograd.Function):
         gradient_SH = torch.empty_like(drafted_SH)
         divergence_S = torch.empty(len(order))
         agrees_S = torch.empty(len(order), dtype=torch.bool)
-        for piece in order.split(ROWS_PER_PIECE):
-            wanted, places = target_indices_S[piece].unique_consecutive(return_inverse=True)
+        for piece in torch.split(order, ROWS_PER_PIECE):
+            wanted, places = torch.unique_consecutive(target_indices_S[piece], return_inverse=True)
             target_logits = (target_UH[wanted].to(head_VH.dtype) @ head_VH.T).float()
             target_log = target_logits.log_softmax(dim=-1)
             logits = (drafted_SH[piece].to(head_VH.dtype) @ head_VH.T).float()
@@ -89,7 +91,7 @@ class _Distillation(torch.autograd.Function):
         return (divergence_S * weights_S).sum(), divergence_S, agrees_S
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         context: torch.autograd.function.FunctionCtx, loss_gradient: Tensor, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
         (gradient_SH,) = context.saved_tensors  # type: ignore[attr-defined]

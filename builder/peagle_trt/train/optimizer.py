@@ -119,7 +119,7 @@ def orthogonalize(matrix: Tensor, *, steps: int = 5) -> Tensor:
     products are slow on CPUs without AVX512-BF16.
     """
     a, b, c = NEWTON_SCHULZ
-    work = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    work: Tensor = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     work = work / (work.norm() + 1e-7)
     for _ in range(steps):
         gram = work @ work.T

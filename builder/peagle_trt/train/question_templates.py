@@ -129,7 +129,7 @@ def _words(chooser: random.Random) -> list[str]:
 
 
 def _reduce_numbers(chooser: random.Random, number: int) -> tuple[str, str, str, list[tuple[str, str]]]:
-    conditions = {
+    conditions: dict[str, Callable[[int], bool]] = {
         f"greater than {number}": lambda value: value > number,
         f"divisible by {number}": lambda value: value % number == 0,
         "negative": lambda value: value < 0,
@@ -137,7 +137,7 @@ def _reduce_numbers(chooser: random.Random, number: int) -> tuple[str, str, str,
         f"not equal to {number}": lambda value: value != number,
         f"smaller than {number}": lambda value: value < number,
     }
-    reductions = {"sum": sum, "number": len, "list": list, "sorted list": sorted, "set": lambda values: set(values)}
+    reductions: dict[str, Callable[[list[int]], object]] = {"sum": sum, "number": len, "list": list, "sorted list": sorted, "set": lambda values: set(values)}
     condition, reduction = chooser.choice(list(conditions)), chooser.choice(list(reductions))
     examples = []
     for _ in range(chooser.randint(1, 3)):

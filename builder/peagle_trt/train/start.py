@@ -82,7 +82,7 @@ def copy_last_layers(head: PeagleHead, weights: dict[str, Tensor], num_target_la
         head.fc.mul_(0.1)
         head.fc[:, -hidden:] += torch.diag(head.auxiliary_scale_A[-hidden:])
         head.norm.copy_(weights["model.norm.weight"])
-        for index, layer in enumerate(head.layers):
+        for index, layer in enumerate(head.head_layers()):
             prefix = f"model.layers.{num_target_layers - head.shape.num_layers + index}."
             for name, value in layer.named_weights():
                 source = weights[f"{prefix}{name}.weight"].float()
@@ -94,7 +94,7 @@ def copy_last_layers(head: PeagleHead, weights: dict[str, Tensor], num_target_la
         head.hidden_norm.copy_(
             weights[f"model.layers.{num_target_layers - head.shape.num_layers}.input_layernorm.weight"]
         )
-        head.layers[0].input_norm.fill_(1.0)
+        head.head_layers()[0].input_norm.fill_(1.0)
 
 
 def seeded_head(shape: HeadShape, scale_A: Tensor, compute_dtype: torch.dtype, seed: int) -> PeagleHead:

@@ -155,7 +155,7 @@ class Trainer:
             self._tables.head_DH,
             weights / weights.sum(),
         )
-        parts.loss.backward()
+        torch.autograd.backward(parts.loss)
         norm = self._optimizer.step(self._step, max_norm=self.settings.max_norm)
         self._update_average()
         loss = float(parts.loss.detach())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from peagle_trt.train.features import TrainingSequence
 from peagle_trt.train.head import HeadShape
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from peagle_trt.train.sampling import DropSettings, RowPlan, full_rows, sample_rows, visible_rows
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from peagle_trt.errors import CheckpointError
 from peagle_trt.train.acceptance import FrozenTables, draft_everywhere, freeze_tables, measure_acceptance
 from peagle_trt.train.checkpoint import read_head, write_head
