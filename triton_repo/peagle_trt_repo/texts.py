@@ -73,10 +73,10 @@ def postprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:
 
 
 def _preprocess(arrays: Arrays, tokenizer: Tokenizer) -> object:
-    text = read_text(arrays, "QUERY")
-    max_tokens = read_integers(arrays, "REQUEST_OUTPUT_LEN")
-    if not max_tokens:
-        raise InvalidRequestError("`max_tokens` is missing")
+    for name, name_in_ensemble in (("QUERY", "text_input"), ("REQUEST_OUTPUT_LEN", "max_tokens")):
+        if name not in arrays:
+            raise InvalidRequestError(f"`{name_in_ensemble}` is missing (`{name}` of this model)")
+    text, max_tokens = read_text(arrays, "QUERY"), read_integers(arrays, "REQUEST_OUTPUT_LEN")
     ids = encode_prompt(tokenizer, text, applies_chat_template=read_flag(arrays, "APPLY_CHAT_TEMPLATE"))
     return make_response(
         {

@@ -48,7 +48,7 @@ def test_a_turn_goes_into_the_template(pb_utils: ModuleType, make_request: Any) 
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
-        ({}, "`QUERY` is missing"),
+        ({}, "`text_input` is missing"),
         ({"QUERY": shaped([b"hi"], "STRING")}, "`max_tokens` is missing"),
         ({"QUERY": shaped([b""], "STRING"), "REQUEST_OUTPUT_LEN": shaped([4], "INT32")}, "`text_input` is empty"),
         (

@@ -73,11 +73,8 @@ class EngineHost:
         self._answers: dict[str, Answer] = {}
         self._lock = threading.Lock()
         self._request_numbers = itertools.count(1)
-        self._is_closing = threading.Event()
-        self._writer = ResponseWriter()
-        self._watcher = threading.Thread(target=self._watch, name="peagle-watcher", daemon=True)
+        self._writer = ResponseWriter(self._check, settings.cancellation_check_period_ms / 1000)
         driver.start()
-        self._watcher.start()
 
     def accept(self, request: InferenceRequest) -> None:
         """Takes one request; its answer, or the reason for none, goes to its sender."""
@@ -89,8 +86,6 @@ class EngineHost:
 
     def close(self) -> None:
         """Stops the engine and everything around it."""
-        self._is_closing.set()
-        self._watcher.join()
         self._driver.close()
         self._writer.close()
 
@@ -116,11 +111,15 @@ class EngineHost:
         if is_full:
             send_error(answer.sender, "UNAVAILABLE", f"{self._settings.max_pending_requests} requests are pending")
             return
+        on_chunk = functools.partial(self._writer.put, answer)
         try:
-            self._driver.submit(request, functools.partial(self._writer.put, answer))
-        except RequestError:
-            self._forget(request.request_id)
-            raise
+            self._driver.submit(request, on_chunk)
+        except RequestError as error:
+            on_chunk(
+                GenerationChunk(
+                    request_id=request.request_id, token_ids=(), text="", finish_reason="error", error=str(error)
+                )
+            )
 
     def _returns_prompt(self, fields: RequestFields) -> bool:
         if fields.excludes_prompt is None:
@@ -128,19 +127,15 @@ class EngineHost:
         return not fields.excludes_prompt
 
     def _finish(self, chunk: GenerationChunk) -> None:
-        self._forget(chunk.request_id)
+        with self._lock:
+            self._answers.pop(chunk.request_id, None)
         self._counters.count_answer(chunk)
 
-    def _forget(self, request_id: str) -> None:
+    def _check(self) -> None:
+        """Looks for clients that left, and publishes the counters. Runs in the writer's thread, as `_finish` does."""
         with self._lock:
-            self._answers.pop(request_id, None)
-
-    def _watch(self) -> None:
-        # Asking the server takes a round trip between processes, so the engine thread leaves it to this one.
-        while not self._is_closing.wait(self._settings.cancellation_check_period_ms / 1000):
-            with self._lock:
-                answers = list(self._answers.items())
-            for request_id, answer in answers:
-                if answer.sender.is_cancelled():
-                    self._driver.cancel(request_id)
-            self._counters.publish()
+            answers = list(self._answers.items())
+        for request_id, answer in answers:
+            if answer.sender.is_cancelled():
+                self._driver.cancel(request_id)
+        self._counters.publish()

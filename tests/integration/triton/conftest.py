@@ -1,0 +1,64 @@
+"""One build of the tiny pair and one real server for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peagle_trt.cli.main import run
+from peagle_trt.decode.session import LoadedBuild, open_build
+from peagle_trt.deploy.client import GrpcStream, HttpClient, read_metrics
+from peagle_trt.deploy.ports import choose_ports
+from peagle_trt.deploy.repository import assemble_repository
+from peagle_trt.deploy.server import TritonServer
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server and its doors."""
+
+    server: TritonServer
+    http: HttpClient
+
+    def grpc(self, payload: dict[str, Any], model: str = "peagle") -> GrpcStream:
+        return GrpcStream(self.server.ports.grpc, payload, model=model)
+
+    def metrics(self) -> dict[str, float]:
+        return read_metrics(self.server.ports.metrics)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folder = Path(__file__).parent
+    for item in items:
+        if folder in item.path.parents:
+            item.add_marker(pytest.mark.triton)
+
+
+@pytest.fixture(scope="session")
+def tiny_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("builds") / "tiny"
+    assert run(["--quiet", "build", "--target", "tiny", "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="session")
+def loaded(tiny_build: Path) -> Iterator[LoadedBuild]:
+    """The same build in this process: what the server must agree with."""
+    loaded = open_build(tiny_build, num_threads=1)
+    yield loaded
+    loaded.engine.close()
+
+
+@pytest.fixture(scope="session")
+def repository(tiny_build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return assemble_repository(tiny_build, tmp_path_factory.mktemp("served") / "repository").path
+
+
+@pytest.fixture(scope="session")
+def served(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    log_path = tmp_path_factory.mktemp("log") / "tritonserver.log"
+    with TritonServer(repository, choose_ports(), log_path=log_path) as server:
+        yield Served(server=server, http=HttpClient(server.ports.http))
