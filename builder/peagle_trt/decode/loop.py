@@ -50,6 +50,7 @@ class DecodeLoop:
         self._waiting: deque[tuple[GenerationRequest, float]] = deque()
         self._active: list[Sequence] = []
         self._free_slots = list(range(engine.shapes.max_batch_size - 1, -1, -1))
+        self._in_flight: set[str] = set()
         self._cancelled: set[str] = set()
 
     @property
@@ -66,11 +67,12 @@ class DecodeLoop:
         """
         self._check(request)
         self._waiting.append((request, time.monotonic()))
+        self._in_flight.add(request.request_id)
         self.statistics.num_requests += 1
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next step; unknown ids are ignored, since a request may just have ended."""
-        if any(item.request_id == request_id for item in self._requests()):
+        if request_id in self._in_flight:
             self._cancelled.add(request_id)
 
     def step(self) -> list[GenerationChunk]:
@@ -82,14 +84,18 @@ class DecodeLoop:
         chunks = self._drop_cancelled()
         self._admit()
         if self._active:
-            try:
-                self._advance()
-            except Exception as error:
-                # The process boundary of the engine thread: requests in flight must hear of it, whatever it was.
-                logger.exception("a decode step failed")
-                return chunks + self._fail_all(f"{type(error).__name__}: {error}")
-            chunks += self._collect()
+            chunks += self._advance_and_collect()
+        self._in_flight -= {chunk.request_id for chunk in chunks if chunk.finish_reason is not None}
         return chunks
+
+    def _advance_and_collect(self) -> list[GenerationChunk]:
+        try:
+            self._advance()
+        except Exception as error:
+            # The boundary to the backend: requests in flight must hear of a failure, whatever it was.
+            logger.exception("a decode step failed")
+            return self._fail_all(f"{type(error).__name__}: {error}")
+        return self._collect()
 
     def _advance(self) -> None:
         rows = self._plan_rows()
@@ -228,13 +234,10 @@ class DecodeLoop:
         self.statistics.num_target_passes += 1
         self.statistics.largest_batch = max(self.statistics.largest_batch, batch)
 
-    def _requests(self) -> list[GenerationRequest]:
-        return [request for request, _ in self._waiting] + [sequence.request for sequence in self._active]
-
     def _check(self, request: GenerationRequest) -> None:
         shapes, vocab_size = self._engine.shapes, self._engine.target.vocab_size
         check_sampling(request.sampling)
-        if any(item.request_id == request.request_id for item in self._requests()):
+        if request.request_id in self._in_flight:
             raise RequestError(f"request id `{request.request_id}` is already in flight")
         if not request.prompt_ids:
             raise RequestError("the prompt is empty", hint="send at least one token")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +13,42 @@ from numpy.typing import DTypeLike, NDArray
 
 from peagle_trt.errors import MachineError
 
+MAX_BINDINGS = 32
+"""Sets of slots whose bindings a graph keeps; making one costs about a microsecond a cache."""
+
 
 class SlotCaches:
-    """Keys and values of every slot and layer, [1, heads, capacity, dim] float32 each.
+    """Keys and values of every slot and layer, [1, heads, capacity, dim] float32 each, and one scratch slot more.
 
     Memory is touched, and so taken, only where tokens are written.
 
     Args:
-        num_slots: Slots.
+        num_slots: Slots that sequences own; the scratch slot is number `num_slots`.
         num_layers: Layers.
         num_heads: Key/value heads.
         capacity: Positions.
         head_dim: Width of a head.
     """
 
-    def __init__(self, num_slots: int, num_layers: int, num_heads: int, capacity: int, head_dim: int) -> None:
+    def __init__(self, *, num_slots: int, num_layers: int, num_heads: int, capacity: int, head_dim: int) -> None:
         shape = (1, num_heads, capacity, head_dim)
-        self.num_slots = num_slots
+        self.scratch_slot = num_slots
         self.num_layers = num_layers
         self.arrays = {
             (kind, layer, slot): np.zeros(shape, np.float32)
             for kind in ("key", "value")
             for layer in range(num_layers)
-            for slot in range(num_slots)
+            for slot in range(num_slots + 1)
         }
 
 
 class CachedGraph:
-    """A loaded graph with its caches bound.
+    """A loaded graph that appends to caches in place.
 
     Args:
         path: The ONNX file.
         caches: Caches it appends to.
-        num_groups: Groups of the graph: 1 (any slot, chosen at each run) or `caches.num_slots` (group g is slot g).
+        num_groups: Sequences a pass takes.
         num_threads: Threads; None takes every core this process may use.
 
     Raises:
@@ -54,8 +58,8 @@ class CachedGraph:
     def __init__(self, path: Path, caches: SlotCaches, *, num_groups: int, num_threads: int | None) -> None:
         self._session = _load(path, num_threads or len(os.sched_getaffinity(0)))
         self._num_groups = num_groups
-        runs = [list(range(caches.num_slots))] if num_groups > 1 else [[slot] for slot in range(caches.num_slots)]
-        self._bindings = [self._bind(caches, slots) for slots in runs]
+        self._caches = caches
+        self._bindings: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         self._outputs: dict[str, NDArray[np.generic]] = {}
 
     def run(
@@ -63,19 +67,20 @@ class CachedGraph:
         feeds: Mapping[str, NDArray[Any]],
         outputs: Mapping[str, tuple[DTypeLike, tuple[int, ...]]],
         *,
-        slot: int | None,
+        slots: Sequence[int],
     ) -> dict[str, NDArray[Any]]:
         """Run once.
 
         Args:
             feeds: Inputs except the caches; C-contiguous.
             outputs: Type and shape of every wanted output.
-            slot: The slot of a one-group graph; None for the graph of all slots.
+            slots: Slot of each group; groups past the end of it work on the scratch slot.
 
         Returns:
             The outputs, in buffers that the next run overwrites.
         """
-        binding = self._bindings[slot or 0]
+        padding = self._num_groups - len(slots)
+        binding = self._binding((*slots, *(self._caches.scratch_slot for _ in range(padding))))
         for name, array in feeds.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         found = {}
@@ -85,6 +90,14 @@ class CachedGraph:
         self._session.run_with_iobinding(binding)
         return found
 
+    def _binding(self, slots: tuple[int, ...]) -> Any:
+        """The binding of these slots' caches; kept, since which sequences share a pass changes rarely."""
+        binding = self._bindings.pop(slots, None) or self._bind(slots)
+        self._bindings[slots] = binding
+        if len(self._bindings) > MAX_BINDINGS:
+            self._bindings.popitem(last=False)
+        return binding
+
     def _buffer(self, name: str, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
         """A view of a buffer that grows to the largest shape asked for."""
         size = int(np.prod(shape))
@@ -93,12 +106,12 @@ class CachedGraph:
             kept = self._outputs[name] = np.empty(max(size, 1), dtype)
         return kept[:size].reshape(shape)
 
-    def _bind(self, caches: SlotCaches, slots: list[int]) -> Any:
+    def _bind(self, slots: tuple[int, ...]) -> Any:
         binding = self._session.io_binding()
-        for layer in range(caches.num_layers):
+        for layer in range(self._caches.num_layers):
             for group, slot in enumerate(slots):
                 for kind in ("key", "value"):
-                    array = caches.arrays[kind, layer, slot]
+                    array = self._caches.arrays[kind, layer, slot]
                     place = ("cpu", 0, array.dtype, array.shape, array.ctypes.data)
                     binding.bind_input(f"{kind}.{layer}.{group}", *place)
                     binding.bind_output(f"{kind}.{layer}.{group}.out", *place)

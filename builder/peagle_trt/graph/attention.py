@@ -13,9 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from peagle_trt.errors import CheckpointError
 from peagle_trt.graph.builder import MICROSOFT, GraphBuilder
 from peagle_trt.graph.rope import rotary_tables
 from peagle_trt.spec import RopeConfig
+
+HEAD_DIM_MULTIPLE = 16
+"""Source: ONNX Runtime 1.32, "head_size shall be a multiple of 16"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +53,19 @@ class GroupedAttention:
         rope: Rotary embedding of every layer.
         num_groups: G.
         cache_capacity: C.
+
+    Raises:
+        CheckpointError: The kernel cannot take heads of this width.
     """
 
     def __init__(
         self, builder: GraphBuilder, heads: HeadShape, rope: RopeConfig, *, num_groups: int, cache_capacity: int
     ) -> None:
+        if heads.dim % HEAD_DIM_MULTIPLE:
+            raise CheckpointError(
+                f"head_dim {heads.dim} is not a multiple of {HEAD_DIM_MULTIPLE}",
+                hint="ONNX Runtime's GroupQueryAttention takes no other; no other backend of this release does either",
+            )
         self._builder = builder
         self._heads = heads
         self._num_groups = num_groups

@@ -26,7 +26,6 @@ def graph_shapes(spec: BuildSpec) -> GraphShapes:
         max_batch_size=spec.max_batch_size,
         max_sequence_length=spec.max_sequence_length,
         cache_capacity=spec.max_sequence_length + CACHE_MARGIN,
-        batch_buckets=tuple(sorted({1, spec.max_batch_size})),
     )
 
 
@@ -52,22 +51,29 @@ def build_graphs(
         The limits, and role to file name.
     """
     shapes = graph_shapes(spec)
+    capacity = shapes.cache_capacity
+    weights = drafter_weights(stored_target, stored_drafter)
     graphs: dict[str, str] = {}
-    for groups in shapes.batch_buckets:
-        models = {
-            "target": target_graph(
-                target, stored_target, num_groups=groups, cache_capacity=shapes.cache_capacity
-            ),
-            "drafter": drafter_graph(
-                drafter,
-                drafter_weights(stored_target, stored_drafter),
-                num_groups=groups,
-                cache_capacity=shapes.cache_capacity,
-            ),
-        }
-        for role, model in models.items():
-            graphs[f"{role}.b{groups}"] = _write(model, engine_path / f"{role}.b{groups}.onnx")
+    for groups in target_buckets(spec.max_batch_size):
+        model = target_graph(target, stored_target, num_groups=groups, cache_capacity=capacity)
+        graphs[f"target.b{groups}"] = _write(model, engine_path / f"target.b{groups}.onnx")
+    for groups in drafter_buckets(spec.max_batch_size):
+        model = drafter_graph(drafter, weights, num_groups=groups, cache_capacity=capacity)
+        graphs[f"drafter.b{groups}"] = _write(model, engine_path / f"drafter.b{groups}.onnx")
     return shapes, graphs
+
+
+def target_buckets(max_batch_size: int) -> list[int]:
+    """Group counts of the target's graphs: every loaded graph holds its own packed copy of the weights, and a group
+    without a sequence costs one row, so there are two at most.
+    """
+    return sorted({1, max_batch_size})
+
+
+def drafter_buckets(max_batch_size: int) -> list[int]:
+    """Group counts of the drafter's graphs: it is small, and a group without a sequence costs as many rows as one with."""
+    powers = {2**exponent for exponent in range(max_batch_size.bit_length())}
+    return sorted({*powers, max_batch_size})
 
 
 def drafter_weights(

@@ -34,7 +34,6 @@ class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_batch_size: Sequences that may share a step.
         max_sequence_length: Tokens of prompt and answer together.
         cache_capacity: Positions each cache holds; `max_sequence_length` plus room for a step past it.
-        batch_buckets: Group counts with a graph of their own, ascending; the last is `max_batch_size`.
     """
 
     draft_tokens: int
@@ -42,7 +41,6 @@ class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_batch_size: int
     max_sequence_length: int
     cache_capacity: int
-    batch_buckets: tuple[int, ...]
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +72,8 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         drafter: The drafter.
         shapes: Limits of the engines.
         tokenizer: The text side.
-        graphs: Role to path. Roles: `target.b{G}` and `drafter.b{G}` for every batch bucket G.
+        graphs: Role to path, relative to the build folder. Roles: `target.b{G}` and `drafter.b{G}`, a graph for each
+            number of sequences G that may share a pass; a pass of fewer takes the next larger one.
         files: Every file of the build except the manifest itself.
         sources: Where target and drafter came from, as a person would cite it.
     """

@@ -1,0 +1,1 @@
+"""Material that several rooms' tests share."""

@@ -1,0 +1,93 @@
+"""A P-EAGLE head in plain torch, without caches: every row recomputed at every step.
+
+Written from the architecture's description, independently of the graphs it checks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class DrafterReference:
+    """Drafts from the full history each time.
+
+    Args:
+        tensors: The head's tensors by checkpoint name.
+        config: Its config.json.
+        embedding: [V, H], the table it embeds tokens with.
+        lm_head: [D, H], its output layer.
+    """
+
+    def __init__(
+        self, tensors: dict[str, np.ndarray], config: dict[str, Any], embedding: np.ndarray, lm_head: np.ndarray
+    ) -> None:
+        self.t = {name: torch.from_numpy(np.asarray(value)).double() for name, value in tensors.items() if name != "d2t"}
+        self.c = config
+        self.embedding, self.lm_head = torch.from_numpy(embedding).double(), torch.from_numpy(lm_head).double()
+
+    def draft_logits(self, next_token_ids: list[int], hidden: np.ndarray, draft_tokens: int) -> np.ndarray:
+        """Logits [K, D] after a history of rows 0..n-1.
+
+        Args:
+            next_token_ids: Token after each row; the last is the bonus.
+            hidden: [n, 3 Ht] auxiliary hidden states of the rows.
+            draft_tokens: K.
+        """
+        masks = draft_tokens - 1
+        tokens = torch.tensor([*next_token_ids, *[self.c["mask_token_id"]] * masks])
+        states = torch.cat([torch.from_numpy(hidden).double(), self.t["mask_hidden"].reshape(1, -1).repeat(masks, 1)])
+        fused = self._before_fc(states) @ self.t["fc.weight"].T
+        embedded = self._norm(self.embedding[tokens], "layers.0.input_layernorm")
+        normed = self._norm(fused, "layers.0.hidden_norm")
+        stream = normed if self.c.get("norm_before_residual") else fused
+        rows = torch.cat([embedded, normed], dim=-1)
+        for layer in range(self.c["num_hidden_layers"]):
+            prefix = f"layers.{layer}"
+            if layer > 0:
+                rows = self._norm(stream, f"{prefix}.input_layernorm")
+            stream = stream + self._attention(rows, f"{prefix}.self_attn")
+            stream = stream + self._mlp(self._norm(stream, f"{prefix}.post_attention_layernorm"), f"{prefix}.mlp")
+        last = self._norm(stream, "norm")[-draft_tokens:]
+        return (last @ self.lm_head.T).numpy()
+
+    def _before_fc(self, states: torch.Tensor) -> torch.Tensor:
+        if self.c.get("norm_before_fc"):
+            states = self._norm(states, "input_norm")
+        if self.c.get("fc_norm"):
+            parts = states.chunk(3, dim=-1)
+            states = torch.cat([self._norm(part, f"fc_norm.{index}") for index, part in enumerate(parts)], dim=-1)
+        return states
+
+    def _norm(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        variance = rows.pow(2).mean(-1, keepdim=True)
+        return rows * torch.rsqrt(variance + self.c["rms_norm_eps"]) * self.t[f"{name}.weight"]
+
+    def _project(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        return rows @ self.t[f"{name}.weight"].T + self.t.get(f"{name}.bias", 0.0)
+
+    def _mlp(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        gate, up = (self._project(rows, f"{name}.{part}_proj") for part in ("gate", "up"))
+        return self._project(torch.nn.functional.silu(gate) * up, f"{name}.down_proj")
+
+    def _attention(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+        dim, count = self.c["head_dim"], len(rows)
+        query, key, value = (self._project(rows, f"{name}.{part}_proj").view(count, -1, dim) for part in "qkv")
+        query, key = self._rotate(query), self._rotate(key)
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        scores = torch.einsum("qhd,khd->hqk", query, key) / dim**0.5
+        future = torch.ones(count, count, dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        return self._project(torch.einsum("hqk,khd->qhd", weights, value).reshape(count, -1), f"{name}.o_proj")
+
+    def _rotate(self, heads: torch.Tensor) -> torch.Tensor:
+        dim = self.c["head_dim"]
+        inverse = self.c["rope_theta"] ** (-torch.arange(0, dim, 2).double() / dim)
+        angles = (torch.arange(len(heads)).double()[:, None] * inverse[None, :])[:, None, :]
+        first, second = heads[..., : dim // 2], heads[..., dim // 2 :]
+        return torch.cat(
+            [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], dim=-1
+        )

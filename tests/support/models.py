@@ -1,0 +1,172 @@
+"""Small random checkpoints on disk and engines over them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from peagle_trt import __version__
+from peagle_trt.engine.registry import open_engine
+from peagle_trt.graph import build_graphs
+from peagle_trt.quant.store import write_drafter_weights, write_target_weights
+from peagle_trt.readers import read_drafter, read_target
+from peagle_trt.readers.checkpoint import DrafterCheckpoint, TargetCheckpoint
+from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
+
+HIDDEN, HEADS, KEY_VALUE_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY = 64, 4, 2, 16, 96, 300
+
+
+def save_target(folder: Path, architecture: str = "LlamaForCausalLM", *, seed: int = 0, **settings: Any) -> Any:
+    """A random transformers model, saved and returned."""
+    import torch
+    import transformers
+
+    names = {"LlamaForCausalLM": "Llama", "Qwen2ForCausalLM": "Qwen2", "Qwen3ForCausalLM": "Qwen3"}
+    defaults: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FEED_FORWARD,
+        "num_hidden_layers": 6,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_VALUE_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.15,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "attn_implementation": "eager",
+    }
+    config = getattr(transformers, f"{names[architecture]}Config")(**(defaults | settings))
+    torch.manual_seed(seed)
+    model = getattr(transformers, architecture)(config).eval()
+    with torch.no_grad():
+        # Fresh biases are 0 and fresh norms 1; either would hide a weight that is never read.
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def save_drafter(folder: Path, *, seed: int = 1, target_hidden_size: int = HIDDEN, **settings: Any) -> dict[str, np.ndarray]:
+    """A random two-layer head in our dialect, saved; its tensors by name."""
+    from safetensors.numpy import save_file
+
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "draft_vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "target_hidden_size": target_hidden_size,
+        "intermediate_size": FEED_FORWARD,
+        "num_hidden_layers": 2,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KEY_VALUE_HEADS,
+        "head_dim": HEAD_DIM,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "max_position_embeddings": 1024,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "mask_token_id": 299,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5], "use_aux_hidden_state": True},
+        "parallel_drafting": True,
+    } | settings
+    tensors = _drafter_tensors(config, np.random.default_rng(seed))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def _drafter_tensors(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    hidden, fused = config["hidden_size"], 3 * config["target_hidden_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    feed_forward = config["intermediate_size"]
+
+    def matrix(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) * 0.15).astype(np.float32)
+
+    def norm(width: int) -> np.ndarray:
+        return (1.0 + 0.2 * rng.standard_normal(width)).astype(np.float32)
+
+    tensors = {"fc.weight": matrix(hidden, fused), "mask_hidden": matrix(1, 1, fused) * 6, "norm.weight": norm(hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        width = 2 * hidden if layer == 0 else hidden
+        prefix = f"layers.{layer}."
+        shapes = {
+            "self_attn.q_proj": (queries, width),
+            "self_attn.k_proj": (keys, width),
+            "self_attn.v_proj": (keys, width),
+            "self_attn.o_proj": (hidden, queries),
+            "mlp.gate_proj": (feed_forward, hidden),
+            "mlp.up_proj": (feed_forward, hidden),
+            "mlp.down_proj": (hidden, feed_forward),
+        }
+        tensors |= {f"{prefix}{name}.weight": matrix(*shape) for name, shape in shapes.items()}
+        norms = ["input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if layer == 0 else [])]
+        tensors |= {f"{prefix}{name}.weight": norm(hidden) for name in norms}
+        if config["attention_bias"]:
+            tensors |= {
+                f"{prefix}self_attn.{name}_proj.bias": matrix(size)
+                for name, size in (("q", queries), ("k", keys), ("v", keys))
+            }
+    if config.get("norm_before_fc"):
+        tensors["input_norm.weight"] = norm(fused)
+    if config.get("fc_norm"):
+        tensors |= {f"fc_norm.{index}.weight": norm(config["target_hidden_size"]) for index in range(3)}
+    if config["draft_vocab_size"] < config["vocab_size"]:
+        kept = np.sort(rng.choice(config["vocab_size"], config["draft_vocab_size"], replace=False))
+        tensors["d2t"] = (kept - np.arange(config["draft_vocab_size"])).astype(np.int64)
+    return tensors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltPair:
+    """A target and a drafter with their engine."""
+
+    target: TargetCheckpoint
+    drafter: DrafterCheckpoint
+    engine: Any
+
+
+def open_pair(target_path: Path, drafter_path: Path, build_path: Path, **limits: int) -> BuiltPair:
+    """Write weights and graphs for two checkpoints and load them, without the pipeline around it."""
+    target, drafter = read_target(target_path), read_drafter(drafter_path)
+    config = msgspec.structs.replace(target.config, aux_layer_ids=drafter.config.aux_layer_ids)
+    engine_path = build_path / "engine"
+    engine_path.mkdir(parents=True)
+    stored_target = write_target_weights(target, engine_path / "target.safetensors")
+    stored_drafter = write_drafter_weights(drafter, target, engine_path / "drafter.safetensors")
+    spec = BuildSpec(
+        name="random",
+        target_path=target_path,
+        drafter_path=drafter_path,
+        tokenizer_path=target_path,
+        output_path=build_path,
+        **({"max_batch_size": 8, "max_sequence_length": 256} | limits),
+    )
+    shapes, graphs = build_graphs(spec, config, drafter.config, stored_target, stored_drafter, engine_path)
+    manifest = EngineManifest(
+        format=ARTIFACT_FORMAT,
+        peagle_trt_version=__version__,
+        name="random",
+        backend="onnxruntime",
+        precision="fp32",
+        target=config,
+        drafter=drafter.config,
+        shapes=shapes,
+        tokenizer=TokenizerFiles(tokenizer="", chat_template=None),
+        graphs={role: f"engine/{name}" for role, name in graphs.items()},
+        files=(),
+        sources={},
+    )
+    return BuiltPair(target=target, drafter=drafter, engine=open_engine(build_path, manifest, num_threads=2))
