@@ -36,7 +36,7 @@ from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import read_chat_format
 from peagle_trt.train.sampling import DropSettings
-from peagle_trt.train.start import auxiliary_scale, copy_last_layers, count_tokens, head_shape, seeded_head
+from peagle_trt.train.start import auxiliary_scale, copy_last_layers, count_tokens, drafter_config, seeded_head
 from peagle_trt.train.trainer import Trainer, TrainingSettings
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
 
@@ -93,13 +93,17 @@ def mix_questions(data: Path, invented: list[Question], seed: int) -> list[Quest
 def answer_benchmarks(folder: Path, data: Path, work: Path) -> None:
     """Store what acceptance is measured on: 20 questions a set, at most 128 new tokens, greedy, float32."""
     target = read_llama(folder, torch.float32)
-    chat = read_chat_format(folder, target.shape.eos_token_id)
+    chat = read_chat_format(folder, target.config.eos_token_ids[0])
     plan = CollectionPlan(num_slots=20, max_prompt_tokens=1024, max_new_tokens=128)
     for name in BENCHMARKS:
-        collect_features(target, chat, benchmark_questions(data, name, 20), folder=work / f"evaluation/{name}", plan=plan)
+        collect_features(
+            target, chat, benchmark_questions(data, name, 20), folder=work / f"evaluation/{name}", plan=plan
+        )
 
 
-def evaluate_head(head_folder: Path, target: LlamaTarget, answers: dict[str, list[TrainingSequence]]) -> dict[str, float]:
+def evaluate_head(
+    head_folder: Path, target: LlamaTarget, answers: dict[str, list[TrainingSequence]]
+) -> dict[str, float]:
     """Acceptance length at K=5 of a written head, for each benchmark."""
     head, draft_to_target = read_head(head_folder, torch.float32)
     tables = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)
@@ -115,22 +119,22 @@ def new_trainer(
     target: LlamaTarget, sequences: list[TrainingSequence], settings: TrainingSettings, work: Path
 ) -> tuple[Trainer, FrozenTables]:
     """A head with a vocabulary for these answers, started from the target's last two layers."""
-    counts = count_tokens(sequences, target.shape.vocab_size)
+    counts = count_tokens(sequences, target.config.vocab_size)
     # Specials, bytes and single characters have the lowest ids of this tokenizer.
-    always = {target.shape.eos_token_id, *range(17, 17 + 256)}
+    always = {target.config.eos_token_ids[0], *range(17, 17 + 256)}
     vocabulary = choose_draft_vocabulary(counts, coverage=0.985, always=always)
     logger.info("draft vocabulary %d covers %.4f", len(vocabulary), counts[vocabulary].sum() / counts.sum())
-    shape = head_shape(
-        target.shape,
-        auxiliary_layers=target.auxiliary_layers,
+    config = drafter_config(
+        target.config,
+        aux_layer_ids=target.auxiliary_layers,
         num_layers=2,
         draft_vocab_size=len(vocabulary),
         mask_token_id=MASK_TOKEN_ID,
         num_depths=settings.drop.num_depths,
     )
     tables = freeze_tables(target.embeddings_VH, target.head_VH, vocabulary, torch.bfloat16)
-    head = seeded_head(shape, auxiliary_scale(sequences), torch.bfloat16, settings.seed)
-    copy_last_layers(head, target.weights, target.shape.num_layers)
+    head = seeded_head(config, auxiliary_scale(sequences), torch.bfloat16, settings.seed)
+    copy_last_layers(head, target.weights, target.config.num_layers)
     return Trainer(head, tables, sequences, settings, work), tables
 
 
@@ -154,7 +158,7 @@ def train(arguments: argparse.Namespace) -> None:
 
     def export(current: Trainer) -> dict[str, float]:
         vocabulary = tables.draft_to_target_D.numpy()
-        write_head(arguments.output, current.head, vocabulary, target.shape, current.averaged_state())
+        write_head(arguments.output, current.head, vocabulary, target.config, current.averaged_state())
         return evaluate_head(arguments.output, target, answers)
 
     trainer.run(export)
@@ -191,7 +195,7 @@ def main() -> None:
         train(arguments)
         return
     target = read_llama(arguments.target, torch.bfloat16)
-    chat = read_chat_format(arguments.target, target.shape.eos_token_id)
+    chat = read_chat_format(arguments.target, target.config.eos_token_ids[0])
     if arguments.step == "invent":
         questions = invent_questions(target, chat, count=arguments.count, num_slots=64, seed=1000 + arguments.worker)
         write_questions(arguments.work / f"invented-{arguments.worker}.jsonl", questions)

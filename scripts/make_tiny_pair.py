@@ -24,7 +24,7 @@ from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.optimizer import OptimizerSettings, SplitOptimizer
 from peagle_trt.train.prompting import read_chat_format
 from peagle_trt.train.sampling import DropSettings
-from peagle_trt.train.start import auxiliary_scale, copy_last_layers, head_shape, seeded_head
+from peagle_trt.train.start import auxiliary_scale, copy_last_layers, drafter_config, seeded_head
 from peagle_trt.train.trainer import Trainer, TrainingSettings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -103,7 +103,9 @@ def train_target(texts: list[str], tokenizer: Tokenizer, *, seconds: float, seed
     starts = starts[starts < len(stream) - ROW_TOKENS]
     total_steps = 2 * len(stream) // (ROW_TOKENS * ROWS)
     settings = OptimizerSettings(matrix_rate=0.02, other_rate=4e-3, warmup_steps=20, total_steps=1000)
-    optimizer = SplitOptimizer(model.named_parameters(), settings, plain=("model.embed_tokens.weight",))
+    optimizer = SplitOptimizer(
+        model.named_parameters(), settings, compute_dtype=torch.float32, plain=("model.embed_tokens.weight",)
+    )
     began = time.process_time()
     for step in range(total_steps):
         share = (time.process_time() - began) / seconds
@@ -146,7 +148,9 @@ def save_target(model: torch.nn.Module, tokenizer: Tokenizer, folder: Path) -> N
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def answer_questions(target: LlamaTarget, questions: list[Question], folder: Path, model: Path) -> list[TrainingSequence]:
+def answer_questions(
+    target: LlamaTarget, questions: list[Question], folder: Path, model: Path
+) -> list[TrainingSequence]:
     """The target's greedy answers with hidden states; kept in `folder`, so that a second run continues."""
     chat = read_chat_format(model, END)
     plan = CollectionPlan(num_slots=64, max_prompt_tokens=192, max_new_tokens=128)
@@ -167,7 +171,9 @@ def train_drafter(model: Path, gsm8k: Path, work: Path, output: Path, *, num_que
     ]
     held_out = [json.loads(line)["question"] for line in (gsm8k / "test.jsonl").read_text().splitlines()[:64]]
     sequences = answer_questions(target, questions, work / "train", model)
-    unseen = answer_questions(target, [Question(source="gsm8k-test", turns=(row,)) for row in held_out], work / "test", model)
+    unseen = answer_questions(
+        target, [Question(source="gsm8k-test", turns=(row,)) for row in held_out], work / "test", model
+    )
     logger.info("%d answers, %d tokens", len(sequences), sum(len(s.token_ids) - s.prompt_length for s in sequences))
     settings = TrainingSettings(
         drop=DropSettings(num_depths=7, retention=0.75),
@@ -175,9 +181,9 @@ def train_drafter(model: Path, gsm8k: Path, work: Path, output: Path, *, num_que
         tokens_per_step=1500,
         save_seconds=150.0,
     )
-    shape = head_shape(
-        target.shape,
-        auxiliary_layers=AUXILIARY_LAYERS,
+    config = drafter_config(
+        target.config,
+        aux_layer_ids=AUXILIARY_LAYERS,
         num_layers=2,
         draft_vocab_size=VOCABULARY,
         mask_token_id=MASK,
@@ -185,12 +191,12 @@ def train_drafter(model: Path, gsm8k: Path, work: Path, output: Path, *, num_que
     )
     identity = np.arange(VOCABULARY)
     tables = freeze_tables(target.embeddings_VH, target.head_VH, identity, torch.bfloat16)
-    head = seeded_head(shape, auxiliary_scale(sequences), torch.bfloat16, seed=0)
-    copy_last_layers(head, target.weights, target.shape.num_layers)
+    head = seeded_head(config, auxiliary_scale(sequences), torch.bfloat16, seed=0)
+    copy_last_layers(head, target.weights, target.config.num_layers)
     trainer = Trainer(head, tables, sequences, settings, work / "run")
 
     def export(current: Trainer) -> dict[str, float]:
-        write_head(output, current.head, identity, target.shape, current.averaged_state())
+        write_head(output, current.head, identity, target.config, current.averaged_state())
         written, draft_to_target = read_head(output, torch.float32)
         exact = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)
         walked = measure_acceptance(written, exact, unseen, draft_tokens=5)

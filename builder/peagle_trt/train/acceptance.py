@@ -118,7 +118,7 @@ def draft_everywhere(
     plan = full_rows(num_slots, anchors, draft_tokens)
     with torch.inference_mode():
         # Rollouts near the end reach beyond the text; their rows read no token and no hidden state of it.
-        hidden_RH = head(pack_rows([sequence], [plan], head.shape.mask_token_id).rows, tables.embeddings_VH)
+        hidden_RH = head(pack_rows([sequence], [plan], head.config.mask_token_id).rows, tables.embeddings_VH)
         chosen = torch.cat([hidden_RH[torch.from_numpy(anchors)], hidden_RH[num_slots:]])
         logits = (chosen.to(tables.head_DH.dtype) @ tables.head_DH.T).float()
         tokens = tables.draft_to_target_D[logits.argmax(dim=-1)].numpy()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.readers import read_drafter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,20 +15,26 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from peagle_trt.train.head import HeadShape, PeagleHead
-    from peagle_trt.train.llama import LlamaShape
+    from peagle_trt.spec import DrafterConfig, TargetConfig
+    from peagle_trt.train.head import PeagleHead
 
 CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
+_SPELLINGS = {
+    "input_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    **{f"{name}_proj": f"self_attn.{name}_proj" for name in "qkvo"},
+    **{f"{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
 
 
 def write_head(
-    folder: Path, head: PeagleHead, draft_to_target: NDArray[np.int64], target: LlamaShape, state: dict[str, Tensor]
+    folder: Path, head: PeagleHead, draft_to_target: NDArray[np.int64], target: TargetConfig, state: dict[str, Tensor]
 ) -> None:
     """Write a checkpoint; embeddings and lm_head are left out, a reader takes them from the target.
 
     Args:
         folder: Made when missing; its files are replaced one by one.
-        head: Gives the shape.
+        head: Gives the config.
         draft_to_target: Target id of each draft id, ascending.
         target: Sizes and special tokens of the target.
         state: Folded weights, `head.folded_state()` or an average of several.
@@ -38,16 +45,17 @@ def write_head(
     from peagle_trt.train.vocabulary import draft_offsets
 
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.to(torch.bfloat16).contiguous() for name, value in state.items()}
+    tensors = {_dialect_name(name): value.to(torch.bfloat16).contiguous() for name, value in state.items()}
+    tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
     if len(draft_to_target) != target.vocab_size:
         tensors["d2t"] = torch.from_numpy(draft_offsets(draft_to_target))
     staging = folder / f"{WEIGHTS_NAME}.part"
     save_file(tensors, staging, metadata={"format": "pt"})
-    (folder / CONFIG_NAME).write_text(json.dumps(head_config(head.shape, target), indent=2) + "\n")
+    (folder / CONFIG_NAME).write_text(json.dumps(config_document(head.config, target), indent=2) + "\n")
     staging.rename(folder / WEIGHTS_NAME)
 
 
-def head_config(shape: HeadShape, target: LlamaShape) -> dict[str, Any]:
+def config_document(config: DrafterConfig, target: TargetConfig) -> dict[str, Any]:
     """The config.json of a head.
 
     Source: keys that vLLM's EAGLE-3 and parallel drafting read; all three spellings of the mask token are written,
@@ -56,87 +64,83 @@ def head_config(shape: HeadShape, target: LlamaShape) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "draft_vocab_size": shape.draft_vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "head_dim": shape.head_dim,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_theta": shape.rope_theta,
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope.theta,
         "rope_scaling": None,
-        "max_position_embeddings": shape.max_positions,
+        "max_position_embeddings": config.max_positions,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
         "bos_token_id": target.bos_token_id,
-        "eos_token_id": target.eos_token_id,
-        "mask_token_id": shape.mask_token_id,
-        "pard_token": shape.mask_token_id,
-        "ptd_token_id": shape.mask_token_id,
+        "eos_token_id": target.eos_token_ids[0],
+        "mask_token_id": config.mask_token_id,
+        "pard_token": config.mask_token_id,
+        "ptd_token_id": config.mask_token_id,
         "norm_before_residual": False,
         "norm_before_fc": False,
         "fc_norm": False,
-        "target_hidden_size": shape.target_hidden_size,
+        "target_hidden_size": config.target_hidden_size,
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(shape.auxiliary_layers),
+            "eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids),
             "use_aux_hidden_state": True,
         },
         "parallel_drafting": True,
-        "num_depths": shape.num_depths,
+        "num_depths": config.num_depths,
     }
 
 
 def read_head(folder: Path, compute_dtype: torch.dtype) -> tuple[PeagleHead, NDArray[np.int64]]:
-    """Load a checkpoint that `write_head` wrote.
+    """Load a head of any known dialect.
 
     Returns:
         The head, and the target id of each draft id.
 
     Raises:
-        CheckpointError: A tensor is missing or has another shape.
+        CheckpointError: The checkpoint is damaged, or the head has parts that training here does not know.
     """
     import numpy as np
     import torch
-    from safetensors.torch import load_file
 
-    from peagle_trt.train.head import PeagleHead
+    from peagle_trt.train.head import PeagleHead, auxiliary_width
 
-    shape = _read_shape(json.loads((folder / CONFIG_NAME).read_text()))
-    state = load_file(folder / WEIGHTS_NAME)
-    head = PeagleHead(shape, torch.ones(shape.auxiliary_width), compute_dtype)
-    expected = {name: tuple(value.shape) for name, value in head.folded_state().items()}
-    for name, sizes in expected.items():
-        if name not in state:
-            raise CheckpointError(f"tensor `{name}` is missing in `{folder / WEIGHTS_NAME}`")
-        if tuple(state[name].shape) != sizes:
-            raise CheckpointError(f"tensor `{name}` has shape `{tuple(state[name].shape)}`, expected `{sizes}`")
-    head.load_folded_state(state)
-    offsets = state["d2t"].numpy() if "d2t" in state else np.zeros(shape.draft_vocab_size, dtype=np.int64)
-    return head, offsets + np.arange(shape.draft_vocab_size)
+    checkpoint = read_drafter(folder)
+    config = checkpoint.config
+    _refuse_extras(folder, config)
+    head = PeagleHead(config, torch.ones(auxiliary_width(config)), compute_dtype)
+    head.load_folded_state({name: torch.from_numpy(checkpoint.weights.load(name)) for name in head.folded_state()})
+    identity = np.arange(config.draft_vocab_size)
+    if not config.has_vocabulary_map:
+        return head, identity
+    return head, identity + checkpoint.weights.load("d2t").astype(np.int64)
 
 
-def _read_shape(raw: dict[str, Any]) -> HeadShape:
-    from peagle_trt.train.head import HeadShape
+def _refuse_extras(folder: Path, config: DrafterConfig) -> None:
+    extras = {
+        "normalised residual": config.norm_before_residual,
+        "norm before fc": config.norm_before_fc or config.has_fc_norm,
+        "biases": config.has_attention_bias or config.has_output_bias or config.has_mlp_bias,
+        "norms of queries and keys": config.has_qk_norm,
+        "scaled rotary embedding": config.rope.scaling != "none",
+        "own embeddings or lm_head": config.has_own_embeddings or config.has_own_lm_head,
+    }
+    for name, is_present in extras.items():
+        if is_present:
+            raise CheckpointError(f"`{folder}`: a head with {name} cannot be trained or walked here")
 
-    return HeadShape(
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_layers=raw["num_hidden_layers"],
-        num_heads=raw["num_attention_heads"],
-        num_key_value_heads=raw["num_key_value_heads"],
-        head_dim=raw["head_dim"],
-        rms_norm_eps=raw["rms_norm_eps"],
-        rope_theta=raw["rope_theta"],
-        max_positions=raw["max_position_embeddings"],
-        target_hidden_size=raw["target_hidden_size"],
-        auxiliary_layers=tuple(raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"]),
-        vocab_size=raw["vocab_size"],
-        draft_vocab_size=raw["draft_vocab_size"],
-        mask_token_id=raw["mask_token_id"],
-        num_depths=raw["num_depths"],
-    )
+
+def _dialect_name(name: str) -> str:
+    """A checkpoint's name for one of our tensors."""
+    if name in ("mask_hidden", "d2t"):
+        return name
+    parts = name.split(".")
+    return ".".join([*parts[:-1], _SPELLINGS.get(parts[-1], parts[-1]), "weight"])

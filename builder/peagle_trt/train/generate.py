@@ -76,7 +76,7 @@ def answer_prompts(
     with torch.inference_mode():
         while flight.fill(waiting):
             for answer in flight.step():
-                follow_up = _continue_conversation(answer, target.shape.eos_token_id)
+                follow_up = _continue_conversation(answer, target.config.eos_token_ids)
                 if follow_up is not None and len(follow_up.token_ids) < capacity:
                     waiting.put_back(follow_up)
                 yield answer
@@ -104,9 +104,9 @@ class _Flight:
 
         self._target, self._choose, self._capacity = target, choose, capacity
         self._cache = target.new_cache(num_slots, capacity)
-        auxiliary_width = len(target.auxiliary_layers) * target.shape.hidden_size
+        auxiliary_width = len(target.auxiliary_layers) * target.config.hidden_size
         self._auxiliary_BCA = torch.zeros(num_slots, capacity, auxiliary_width, dtype=torch.float16)
-        self._normed_BCH = torch.zeros(num_slots, capacity, target.shape.hidden_size, dtype=torch.float16)
+        self._normed_BCH = torch.zeros(num_slots, capacity, target.config.hidden_size, dtype=torch.float16)
         self._lengths_B = torch.zeros(num_slots, dtype=torch.int64)
         self._last_tokens_B = torch.zeros(num_slots, dtype=torch.int64)
         self._prompts: list[Prompt | None] = [None] * num_slots
@@ -156,7 +156,7 @@ class _Flight:
         if prompt is None:
             return False
         num_new = len(tokens) - len(prompt.token_ids)
-        ended = tokens[-1] == self._target.shape.eos_token_id
+        ended = tokens[-1] in self._target.config.eos_token_ids
         return ended or num_new >= prompt.max_new_tokens or len(tokens) >= self._capacity
 
     def _release(self, slot: int) -> Answer:
@@ -190,9 +190,9 @@ def nucleus_chooser(target: LlamaTarget, temperature: float, top_p: float, seed:
     return choose
 
 
-def _continue_conversation(answer: Answer, eos_token_id: int) -> Prompt | None:
+def _continue_conversation(answer: Answer, eos_token_ids: tuple[int, ...]) -> Prompt | None:
     prompt = answer.prompt
-    if not prompt.follow_ups or answer.token_ids[-1] != eos_token_id:
+    if not prompt.follow_ups or answer.token_ids[-1] not in eos_token_ids:
         return None
     return Prompt(
         identifier=f"{prompt.identifier}+",

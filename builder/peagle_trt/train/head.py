@@ -19,31 +19,7 @@ from peagle_trt.train.llama import rms_norm, rotary_tables, rotate
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadShape:
-    """Sizes of a drafter; every one of them ends in its config.json."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_positions: int
-    target_hidden_size: int
-    auxiliary_layers: tuple[int, ...]
-    vocab_size: int
-    draft_vocab_size: int
-    mask_token_id: int
-    num_depths: int
-
-    @property
-    def auxiliary_width(self) -> int:
-        """Width of the concatenated auxiliary hidden states."""
-        return self.target_hidden_size * len(self.auxiliary_layers)
+    from peagle_trt.spec import DrafterConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,23 +52,25 @@ class PeagleHead(nn.Module):
     _cosines: Tensor
     _sines: Tensor
 
-    def __init__(self, shape: HeadShape, auxiliary_scale_A: Tensor, compute_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, config: DrafterConfig, auxiliary_scale_A: Tensor, compute_dtype: torch.dtype = torch.float32
+    ) -> None:
         """Random weights.
 
         Args:
-            shape: Sizes.
+            config: Sizes; optional norms, biases and scaled rotary embeddings are not known here.
             auxiliary_scale_A: Typical magnitude of each auxiliary column, [A], positive.
             compute_dtype: Type of the linear layers; norms and residuals stay float32.
         """
         super().__init__()
-        self.shape, self.compute_dtype = shape, compute_dtype
+        self.config, self.compute_dtype = config, compute_dtype
         self.register_buffer("auxiliary_scale_A", auxiliary_scale_A.float())
-        self.fc = _matrix(shape.hidden_size, shape.auxiliary_width)
-        self.mask_hidden_A = nn.Parameter(torch.randn(shape.auxiliary_width))
-        self.hidden_norm = nn.Parameter(torch.ones(shape.hidden_size))
-        self.layers = nn.ModuleList(HeadLayer(shape, is_first=index == 0) for index in range(shape.num_layers))
-        self.norm = nn.Parameter(torch.ones(shape.hidden_size))
-        cosines, sines = rotary_tables(shape.head_dim, shape.rope_theta, shape.max_positions)
+        self.fc = _matrix(config.hidden_size, auxiliary_width(config))
+        self.mask_hidden_A = nn.Parameter(torch.randn(auxiliary_width(config)))
+        self.hidden_norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.layers = nn.ModuleList(HeadLayer(config, is_first=index == 0) for index in range(config.num_layers))
+        self.norm = nn.Parameter(torch.ones(config.hidden_size))
+        cosines, sines = rotary_tables(config.head_dim, config.rope.theta, config.max_positions)
         self.register_buffer("_cosines", cosines, persistent=False)
         self.register_buffer("_sines", sines, persistent=False)
 
@@ -109,71 +87,65 @@ class PeagleHead(nn.Module):
         scaled_RA = rows.auxiliary_RA / self.auxiliary_scale_A
         scaled_RA = torch.where(rows.is_mask_R[:, None], self.mask_hidden_A, scaled_RA)
         hidden_RH = linear(scaled_RA, self.fc, self.compute_dtype)
-        rotation: tuple[Tensor, Tensor] = (self._cosines[rows.positions_R][:, None], self._sines[rows.positions_R][:, None])
+        rotation: tuple[Tensor, Tensor] = (
+            self._cosines[rows.positions_R][:, None],
+            self._sines[rows.positions_R][:, None],
+        )
         first: Tensor | None = embeddings_VH[rows.token_ids_R]
         for layer in self.head_layers():
             hidden_RH = layer(hidden_RH, first, self.hidden_norm, rotation, rows.masks, self.compute_dtype)
             first = None
-        return rms_norm(hidden_RH, self.norm, self.shape.rms_norm_eps)
+        return rms_norm(hidden_RH, self.norm, self.config.rms_norm_eps)
 
     def head_layers(self) -> list[HeadLayer]:
         """The decoder layers, the fusion layer first."""
         return cast("list[HeadLayer]", list(self.layers))
 
     def folded_state(self) -> dict[str, Tensor]:
-        """The weights under their names in a checkpoint, without the training-time scale."""
+        """The weights by our names (see `spec.names`), without the training-time scale."""
         state = {
-            "fc.weight": self.fc / self.auxiliary_scale_A,
-            "mask_hidden": (self.mask_hidden_A * self.auxiliary_scale_A).view(1, 1, -1),
-            "layers.0.hidden_norm.weight": self.hidden_norm,
-            "norm.weight": self.norm,
+            "fc": self.fc / self.auxiliary_scale_A,
+            "mask_hidden": self.mask_hidden_A * self.auxiliary_scale_A,
+            "layers.0.hidden_norm": self.hidden_norm,
+            "norm": self.norm,
         }
         for index, layer in enumerate(self.head_layers()):
-            state.update({f"layers.{index}.{name}.weight": value for name, value in layer.named_weights()})
+            state.update({f"layers.{index}.{name}": value for name, value in layer.named_parameters()})
         return {name: value.detach().clone() for name, value in state.items()}
 
     def load_folded_state(self, state: dict[str, Tensor]) -> None:
         """The inverse of `folded_state`; every tensor must be there."""
         with torch.no_grad():
-            self.fc.copy_(state["fc.weight"].float() * self.auxiliary_scale_A)
-            self.mask_hidden_A.copy_(state["mask_hidden"].float().view(-1) / self.auxiliary_scale_A)
-            self.hidden_norm.copy_(state["layers.0.hidden_norm.weight"])
-            self.norm.copy_(state["norm.weight"])
+            self.fc.copy_(state["fc"].float() * self.auxiliary_scale_A)
+            self.mask_hidden_A.copy_(state["mask_hidden"].float() / self.auxiliary_scale_A)
+            self.hidden_norm.copy_(state["layers.0.hidden_norm"])
+            self.norm.copy_(state["norm"])
             for index, layer in enumerate(self.head_layers()):
-                for name, value in layer.named_weights():
-                    value.copy_(state[f"layers.{index}.{name}.weight"])
+                for name, value in layer.named_parameters():
+                    value.copy_(state[f"layers.{index}.{name}"])
+
+
+def auxiliary_width(config: DrafterConfig) -> int:
+    """Width of the concatenated auxiliary hidden states."""
+    return config.target_hidden_size * len(config.aux_layer_ids)
 
 
 class HeadLayer(nn.Module):
     """One decoder layer; the first reads [norm(embedding) | norm(hidden)] and adds to the un-normed hidden state."""
 
-    def __init__(self, shape: HeadShape, *, is_first: bool) -> None:
+    def __init__(self, config: DrafterConfig, *, is_first: bool) -> None:
         super().__init__()
-        self._shape = shape
-        width = 2 * shape.hidden_size if is_first else shape.hidden_size
-        self.input_norm = nn.Parameter(torch.ones(shape.hidden_size))
-        self.post_norm = nn.Parameter(torch.ones(shape.hidden_size))
-        self.query = _matrix(shape.num_heads * shape.head_dim, width)
-        self.key = _matrix(shape.num_key_value_heads * shape.head_dim, width)
-        self.value = _matrix(shape.num_key_value_heads * shape.head_dim, width)
-        self.output = _matrix(shape.hidden_size, shape.num_heads * shape.head_dim)
-        self.gate = _matrix(shape.intermediate_size, shape.hidden_size)
-        self.up = _matrix(shape.intermediate_size, shape.hidden_size)
-        self.down = _matrix(shape.hidden_size, shape.intermediate_size)
-
-    def named_weights(self) -> tuple[tuple[str, nn.Parameter], ...]:
-        """Parameters under a checkpoint's names, without the layer's prefix."""
-        return (
-            ("input_layernorm", self.input_norm),
-            ("post_attention_layernorm", self.post_norm),
-            ("self_attn.q_proj", self.query),
-            ("self_attn.k_proj", self.key),
-            ("self_attn.v_proj", self.value),
-            ("self_attn.o_proj", self.output),
-            ("mlp.gate_proj", self.gate),
-            ("mlp.up_proj", self.up),
-            ("mlp.down_proj", self.down),
-        )
+        self._config = config
+        width = 2 * config.hidden_size if is_first else config.hidden_size
+        self.input_norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.post_attention_norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.q_proj = _matrix(config.num_attention_heads * config.head_dim, width)
+        self.k_proj = _matrix(config.num_key_value_heads * config.head_dim, width)
+        self.v_proj = _matrix(config.num_key_value_heads * config.head_dim, width)
+        self.o_proj = _matrix(config.hidden_size, config.num_attention_heads * config.head_dim)
+        self.gate_proj = _matrix(config.intermediate_size, config.hidden_size)
+        self.up_proj = _matrix(config.intermediate_size, config.hidden_size)
+        self.down_proj = _matrix(config.hidden_size, config.intermediate_size)
 
     def forward(
         self,
@@ -185,7 +157,7 @@ class HeadLayer(nn.Module):
         compute_dtype: torch.dtype,
     ) -> Tensor:
         """One layer over all rows; `embedded_RH` is given to the first layer only."""
-        eps = self._shape.rms_norm_eps
+        eps = self._config.rms_norm_eps
         if embedded_RH is None:
             read = rms_norm(hidden_RH, self.input_norm, eps)
         else:
@@ -193,20 +165,20 @@ class HeadLayer(nn.Module):
                 [rms_norm(embedded_RH, self.input_norm, eps), rms_norm(hidden_RH, hidden_norm, eps)], dim=-1
             )
         hidden_RH = hidden_RH + self._attend(read, rotation, masks, compute_dtype)
-        normed = rms_norm(hidden_RH, self.post_norm, eps).to(compute_dtype)
-        gated = functional.silu(functional.linear(normed, self.gate.to(compute_dtype)))
-        opened = gated * functional.linear(normed, self.up.to(compute_dtype))
-        return hidden_RH + linear(opened, self.down, compute_dtype)
+        normed = rms_norm(hidden_RH, self.post_attention_norm, eps).to(compute_dtype)
+        gated = functional.silu(functional.linear(normed, self.gate_proj.to(compute_dtype)))
+        opened = gated * functional.linear(normed, self.up_proj.to(compute_dtype))
+        return hidden_RH + linear(opened, self.down_proj, compute_dtype)
 
     def _attend(
         self, read: Tensor, rotation: tuple[Tensor, Tensor], masks: Sequence[Tensor], compute_dtype: torch.dtype
     ) -> Tensor:
-        head_dim = self._shape.head_dim
+        head_dim = self._config.head_dim
         read = read.to(compute_dtype)
-        group = self._shape.num_heads // self._shape.num_key_value_heads
-        queries = rotate(linear(read, self.query, compute_dtype).view(len(read), -1, head_dim), *rotation)
-        keys = rotate(linear(read, self.key, compute_dtype).view(len(read), -1, head_dim), *rotation)
-        values = linear(read, self.value, compute_dtype).view(len(read), -1, head_dim)
+        group = self._config.num_attention_heads // self._config.num_key_value_heads
+        queries = rotate(linear(read, self.q_proj, compute_dtype).view(len(read), -1, head_dim), *rotation)
+        keys = rotate(linear(read, self.k_proj, compute_dtype).view(len(read), -1, head_dim), *rotation)
+        values = linear(read, self.v_proj, compute_dtype).view(len(read), -1, head_dim)
         attended, start = [], 0
         for mask in masks:
             rows = slice(start, start + mask.shape[0])
@@ -219,7 +191,7 @@ class HeadLayer(nn.Module):
             )
             attended.append(result[0].transpose(0, 1).flatten(1))
             start = rows.stop
-        return linear(torch.cat(attended), self.output, compute_dtype)
+        return linear(torch.cat(attended), self.o_proj, compute_dtype)
 
 
 def linear(rows: Tensor, weight: Tensor, compute_dtype: torch.dtype) -> Tensor:

@@ -6,10 +6,13 @@ D head dimension, V vocabulary, A auxiliary layers.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from peagle_trt.errors import CheckpointError
+from peagle_trt.readers import read_target
+from peagle_trt.spec.target import TargetConfig, default_aux_layer_ids
 
 if TYPE_CHECKING:
     import torch
@@ -17,24 +20,6 @@ if TYPE_CHECKING:
 
 # Two bf16 logits closer than this may stand in the wrong order: one unit in the last place at magnitude 64 is 0.5.
 TIE_MARGIN = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaShape:
-    """The sizes of a dense Llama that its forward pass needs."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_positions: int
-    bos_token_id: int
-    eos_token_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +51,7 @@ class LlamaTarget:
 
     def __init__(
         self,
-        shape: LlamaShape,
+        config: TargetConfig,
         weights: dict[str, Tensor],
         compute_dtype: torch.dtype,
         auxiliary_layers: tuple[int, ...],
@@ -74,27 +59,27 @@ class LlamaTarget:
         """Split the checkpoint's tensors by how they are used.
 
         Args:
-            shape: Sizes.
-            weights: Tensors under their names in a Hugging Face checkpoint; `lm_head.weight` absent when tied.
+            config: Sizes.
+            weights: Tensors by our names (see `spec.names`); `lm_head` absent when tied.
             compute_dtype: Type of the linear layers.
             auxiliary_layers: Ids k of the residual streams ENTERING decoder layer k (vLLM's convention).
         """
-        self.shape = shape
+        self.config = config
         self.auxiliary_layers = auxiliary_layers
         self.compute_dtype = compute_dtype
         self.weights = weights
-        self.embeddings_VH = weights["model.embed_tokens.weight"].float()
-        self.head_VH = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).float()
+        self.embeddings_VH = weights["embed_tokens"].float()
+        self.head_VH = weights.get("lm_head", weights["embed_tokens"]).float()
         self._head_compute_VH = self.head_VH.to(compute_dtype)
-        self._norm = weights["model.norm.weight"].float()
-        self._layers = tuple(_split_layer(weights, index, compute_dtype) for index in range(shape.num_layers))
-        self._cosines, self._sines = rotary_tables(shape.head_dim, shape.rope_theta, shape.max_positions)
+        self._norm = weights["norm"].float()
+        self._layers = tuple(_split_layer(weights, index, compute_dtype) for index in range(config.num_layers))
+        self._cosines, self._sines = rotary_tables(config.head_dim, config.rope.theta, config.max_positions)
 
     def new_cache(self, num_slots: int, capacity: int) -> KeyValueCache:
         """An empty cache for `num_slots` sequences of at most `capacity` tokens."""
         import torch
 
-        sizes = (self.shape.num_layers, num_slots, self.shape.num_key_value_heads, capacity, self.shape.head_dim)
+        sizes = (self.config.num_layers, num_slots, self.config.num_key_value_heads, capacity, self.config.head_dim)
         return KeyValueCache(
             keys=torch.zeros(sizes, dtype=self.compute_dtype), values=torch.zeros(sizes, dtype=self.compute_dtype)
         )
@@ -114,7 +99,7 @@ class LlamaTarget:
 
         positions_BT = starts_B[:, None] + torch.arange(token_ids_BT.shape[1])
         extent = int(positions_BT.max()) + 1
-        group = self.shape.num_heads // self.shape.num_key_value_heads
+        group = self.config.num_attention_heads // self.config.num_key_value_heads
         hidden_columns_BTC = torch.arange(extent) > positions_BT[:, :, None]
         mask = torch.zeros(hidden_columns_BTC.shape, dtype=self.compute_dtype).masked_fill_(
             hidden_columns_BTC, -torch.inf
@@ -128,10 +113,10 @@ class LlamaTarget:
                 captured.append(hidden_BTH.clone())
             attended = self._attend(layer, index, hidden_BTH, positions_BT, rotation, mask_B1RC, cache)
             hidden_BTH = hidden_BTH + attended
-            hidden_BTH = hidden_BTH + layer.feed_forward(hidden_BTH, self.shape.rms_norm_eps, self.compute_dtype)
+            hidden_BTH = hidden_BTH + layer.feed_forward(hidden_BTH, self.config.rms_norm_eps, self.compute_dtype)
         auxiliary = torch.cat(captured, dim=-1) if captured else hidden_BTH[..., :0]
         return TargetOutput(
-            auxiliary_BTA=auxiliary, normed_BTH=rms_norm(hidden_BTH, self._norm, self.shape.rms_norm_eps)
+            auxiliary_BTA=auxiliary, normed_BTH=rms_norm(hidden_BTH, self._norm, self.config.rms_norm_eps)
         )
 
     def logits(self, normed_RH: Tensor) -> Tensor:
@@ -166,24 +151,24 @@ class LlamaTarget:
         import torch
         import torch.nn.functional as functional
 
-        shape = self.shape
+        config = self.config
         batch, new = hidden_BTH.shape[:2]
-        normed = rms_norm(hidden_BTH, layer.input_norm, shape.rms_norm_eps).to(self.compute_dtype)
+        normed = rms_norm(hidden_BTH, layer.input_norm, config.rms_norm_eps).to(self.compute_dtype)
         projected = functional.linear(normed, layer.query_key_value)
         queries, keys, values = torch.split(projected, list(layer.projection_sizes), dim=-1)
-        queries_BTQD = rotate(queries.view(batch, new, shape.num_heads, shape.head_dim).float(), *rotation)
-        keys_BTND = rotate(keys.view(batch, new, shape.num_key_value_heads, shape.head_dim).float(), *rotation)
+        queries_BTQD = rotate(queries.view(batch, new, config.num_attention_heads, config.head_dim).float(), *rotation)
+        keys_BTND = rotate(keys.view(batch, new, config.num_key_value_heads, config.head_dim).float(), *rotation)
         sequences_B1 = torch.arange(batch)[:, None]
         cache.keys[index][sequences_B1, :, positions_BT] = keys_BTND.to(self.compute_dtype)
         cache.values[index][sequences_B1, :, positions_BT] = values.view(keys_BTND.shape)
         extent = mask_B1RC.shape[-1]
         # Query heads of one group become rows of one attention, so that keys are never repeated in memory.
-        grouped = queries_BTQD.to(self.compute_dtype).view(batch, new, shape.num_key_value_heads, -1, shape.head_dim)
+        grouped = queries_BTQD.to(self.compute_dtype).view(batch, new, config.num_key_value_heads, -1, config.head_dim)
         rows_BNRD = grouped.permute(0, 2, 3, 1, 4).flatten(2, 3)
         attended = functional.scaled_dot_product_attention(
             rows_BNRD, cache.keys[index][:, :, :extent], cache.values[index][:, :, :extent], attn_mask=mask_B1RC
         )
-        attended_BNGTD = attended.view(batch, shape.num_key_value_heads, -1, new, shape.head_dim)
+        attended_BNGTD = attended.view(batch, config.num_key_value_heads, -1, new, config.head_dim)
         restored = attended_BNGTD.permute(0, 3, 1, 2, 4).flatten(2)
         result: Tensor = (restored @ layer.output.T).float()
         return result
@@ -209,49 +194,32 @@ class _Layer:
         return result
 
 
-def read_shape(folder: Path) -> LlamaShape:
-    """Sizes of a Llama checkpoint in Hugging Face's layout."""
-    raw = json.loads((folder / "config.json").read_text())
-    rope = raw.get("rope_parameters") or raw
-    return LlamaShape(
-        vocab_size=raw["vocab_size"],
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_layers=raw["num_hidden_layers"],
-        num_heads=raw["num_attention_heads"],
-        num_key_value_heads=raw["num_key_value_heads"],
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-        rms_norm_eps=raw["rms_norm_eps"],
-        rope_theta=rope["rope_theta"],
-        max_positions=raw["max_position_embeddings"],
-        bos_token_id=raw["bos_token_id"],
-        eos_token_id=raw["eos_token_id"],
-    )
-
-
-def read_llama(
-    folder: Path, compute_dtype: torch.dtype, auxiliary_layers: tuple[int, ...] | None = None
-) -> LlamaTarget:
-    """Load a dense Llama checkpoint.
+def read_llama(path: Path, compute_dtype: torch.dtype, auxiliary_layers: tuple[int, ...] | None = None) -> LlamaTarget:
+    """Load a dense Llama into memory.
 
     Args:
-        folder: Holds config.json and *.safetensors.
+        path: Checkpoint folder or GGUF file.
         compute_dtype: Type of the linear layers.
         auxiliary_layers: Layers to capture; the default is vLLM's (2, n//2, n-3).
 
     Returns:
         The target, ready to run.
 
-    Source: default layer ids from vLLM's EAGLE-3 support.
+    Raises:
+        CheckpointError: The checkpoint is damaged, or has parts that this forward pass lacks.
     """
-    from safetensors.torch import load_file
+    import torch
 
-    shape = read_shape(folder)
-    weights: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        weights.update(load_file(path))
-    layers = auxiliary_layers or (2, shape.num_layers // 2, shape.num_layers - 3)
-    return LlamaTarget(shape, weights, compute_dtype, layers)
+    checkpoint = read_target(path)
+    config = checkpoint.config
+    extras = (config.has_qkv_bias, config.has_output_bias, config.has_mlp_bias, config.has_qk_norm)
+    if any(extras) or config.rope.scaling != "none":
+        raise CheckpointError(
+            f"`{path}` has biases, per-head norms or scaled rotary embeddings",
+            hint="training here knows plain Llama targets; train heads of others with vLLM's speculators",
+        )
+    weights = {name: torch.from_numpy(checkpoint.weights.load(name)) for name in checkpoint.weights}
+    return LlamaTarget(config, weights, compute_dtype, auxiliary_layers or default_aux_layer_ids(config.num_layers))
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -282,16 +250,16 @@ def rotate(vectors: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 def _split_layer(weights: dict[str, Tensor], index: int, compute_dtype: torch.dtype) -> _Layer:
     import torch
 
-    prefix = f"model.layers.{index}."
-    projections = [weights[f"{prefix}self_attn.{name}_proj.weight"] for name in "qkv"]
-    feed_forward = [weights[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    prefix = f"layers.{index}."
+    projections = [weights[f"{prefix}{name}_proj"] for name in "qkv"]
+    feed_forward = [weights[f"{prefix}{name}_proj"] for name in ("gate", "up")]
     query, key, value = (projection.shape[0] for projection in projections)
     return _Layer(
-        input_norm=weights[f"{prefix}input_layernorm.weight"].float(),
-        post_norm=weights[f"{prefix}post_attention_layernorm.weight"].float(),
+        input_norm=weights[f"{prefix}input_norm"].float(),
+        post_norm=weights[f"{prefix}post_attention_norm"].float(),
         query_key_value=torch.cat(projections).to(compute_dtype),
         projection_sizes=(query, key, value),
-        output=weights[f"{prefix}self_attn.o_proj.weight"].to(compute_dtype),
+        output=weights[f"{prefix}o_proj"].to(compute_dtype),
         gate_up=torch.cat(feed_forward).to(compute_dtype),
-        down=weights[f"{prefix}mlp.down_proj.weight"].to(compute_dtype),
+        down=weights[f"{prefix}down_proj"].to(compute_dtype),
     )

@@ -53,11 +53,21 @@ class SplitOptimizer:
         self,
         parameters: Iterable[tuple[str, torch.nn.Parameter]],
         settings: OptimizerSettings,
+        *,
+        compute_dtype: torch.dtype,
         plain: Iterable[str] = (),
     ) -> None:
+        """Sort the parameters.
+
+        Args:
+            parameters: Names and parameters; frozen ones are ignored.
+            settings: Rates.
+            compute_dtype: Type of Muon's matrix products; weights and momenta stay as they are.
+            plain: Names of matrices that AdamW steps, embeddings for instance.
+        """
         import torch
 
-        self._settings = settings
+        self._settings, self._compute_dtype = settings, compute_dtype
         named = {name: parameter for name, parameter in parameters if parameter.requires_grad}
         excluded = set(plain)
         self._matrices = {name: p for name, p in named.items() if p.ndim == 2 and name not in excluded}
@@ -106,17 +116,17 @@ class SplitOptimizer:
         if parameter.grad is None:
             return
         momentum = self._momenta[name].mul_(self._settings.momentum).add_(parameter.grad)
-        update = orthogonalize(parameter.grad.add(momentum, alpha=self._settings.momentum))
+        ahead = parameter.grad.add(momentum, alpha=self._settings.momentum)
+        update = orthogonalize(ahead.to(self._compute_dtype)).float()
         # Wide and tall matrices get updates of the same size per element.
         scale = max(1.0, parameter.shape[0] / parameter.shape[1]) ** 0.5
         parameter.mul_(1.0 - rate * self._settings.weight_decay).add_(update, alpha=-rate * scale)
 
 
 def orthogonalize(matrix: Tensor, *, steps: int = 5) -> Tensor:
-    """The nearest matrix with singular values near one, in float32.
+    """The nearest matrix with singular values near one, in the type of the input.
 
-    Source: Muon (Jordan et al., 2024), with the Newton-Schulz iteration in the type of the input: bfloat16 matrix
-    products are slow on CPUs without AVX512-BF16.
+    Source: Muon (Jordan et al., 2024), which runs in bfloat16; on CPUs without AVX512-BF16 float32 is the faster one.
     """
     a, b, c = NEWTON_SCHULZ
     work: Tensor = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T

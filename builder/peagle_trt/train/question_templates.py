@@ -137,7 +137,13 @@ def _reduce_numbers(chooser: random.Random, number: int) -> tuple[str, str, str,
         f"not equal to {number}": lambda value: value != number,
         f"smaller than {number}": lambda value: value < number,
     }
-    reductions: dict[str, Callable[[list[int]], object]] = {"sum": sum, "number": len, "list": list, "sorted list": sorted, "set": lambda values: set(values)}
+    reductions: dict[str, Callable[[list[int]], object]] = {
+        "sum": sum,
+        "number": len,
+        "list": list,
+        "sorted list": sorted,
+        "set": lambda values: set(values),
+    }
     condition, reduction = chooser.choice(list(conditions)), chooser.choice(list(reductions))
     examples = []
     for _ in range(chooser.randint(1, 3)):

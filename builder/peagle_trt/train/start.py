@@ -7,42 +7,45 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from peagle_trt.train.head import HeadShape, PeagleHead
+from peagle_trt.spec import DrafterConfig
+from peagle_trt.train.head import PeagleHead
 
 if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from peagle_trt.spec import TargetConfig
     from peagle_trt.train.features import TrainingSequence
-    from peagle_trt.train.llama import LlamaShape
 
 
-def head_shape(
-    target: LlamaShape,
+def drafter_config(
+    target: TargetConfig,
     *,
-    auxiliary_layers: tuple[int, ...],
+    aux_layer_ids: tuple[int, ...],
     num_layers: int,
     draft_vocab_size: int,
     mask_token_id: int,
     num_depths: int,
-) -> HeadShape:
+) -> DrafterConfig:
     """A head with the target's own widths, so that embeddings and lm_head fit."""
-    return HeadShape(
+    return DrafterConfig(
+        dialect="peagle-trt",
         hidden_size=target.hidden_size,
+        target_hidden_size=target.hidden_size,
         intermediate_size=target.intermediate_size,
         num_layers=num_layers,
-        num_heads=target.num_heads,
+        num_attention_heads=target.num_attention_heads,
         num_key_value_heads=target.num_key_value_heads,
         head_dim=target.head_dim,
-        rms_norm_eps=target.rms_norm_eps,
-        rope_theta=target.rope_theta,
-        max_positions=target.max_positions,
-        target_hidden_size=target.hidden_size,
-        auxiliary_layers=auxiliary_layers,
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab_size,
+        rms_norm_eps=target.rms_norm_eps,
+        rope=target.rope,
+        max_positions=target.max_positions,
         mask_token_id=mask_token_id,
+        aux_layer_ids=aux_layer_ids,
+        has_vocabulary_map=draft_vocab_size != target.vocab_size,
         num_depths=num_depths,
     )
 
@@ -72,34 +75,32 @@ def copy_last_layers(head: PeagleHead, weights: dict[str, Tensor], num_target_la
 
     Args:
         head: Changed in place.
-        weights: The target's tensors under Hugging Face names.
+        weights: The target's tensors by our names.
         num_target_layers: n; head layer i of N starts as target layer n-N+i.
     """
     import torch
 
-    hidden = head.shape.hidden_size
+    hidden, first = head.config.hidden_size, num_target_layers - head.config.num_layers
     with torch.no_grad():
         head.fc.mul_(0.1)
         head.fc[:, -hidden:] += torch.diag(head.auxiliary_scale_A[-hidden:])
-        head.norm.copy_(weights["model.norm.weight"])
+        head.norm.copy_(weights["norm"])
+        head.hidden_norm.copy_(weights[f"layers.{first}.input_norm"])
         for index, layer in enumerate(head.head_layers()):
-            prefix = f"model.layers.{num_target_layers - head.shape.num_layers + index}."
-            for name, value in layer.named_weights():
-                source = weights[f"{prefix}{name}.weight"].float()
+            for name, value in layer.named_parameters():
+                source = weights[f"layers.{first + index}.{name}"].float()
                 if value.shape == source.shape:
                     value.copy_(source)
                 else:
+                    # The fusion layer's q, k and v: small random weights read the embedding, copies read the rest.
                     value[:, :hidden].mul_(0.5)
                     value[:, hidden:].copy_(source)
-        head.hidden_norm.copy_(
-            weights[f"model.layers.{num_target_layers - head.shape.num_layers}.input_layernorm.weight"]
-        )
         head.head_layers()[0].input_norm.fill_(1.0)
 
 
-def seeded_head(shape: HeadShape, scale_A: Tensor, compute_dtype: torch.dtype, seed: int) -> PeagleHead:
+def seeded_head(config: DrafterConfig, scale_A: Tensor, compute_dtype: torch.dtype, seed: int) -> PeagleHead:
     """A head whose random weights depend on the seed alone."""
     import torch
 
     torch.manual_seed(seed)
-    return PeagleHead(shape, scale_A, compute_dtype)
+    return PeagleHead(config, scale_A, compute_dtype)

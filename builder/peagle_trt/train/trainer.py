@@ -73,7 +73,7 @@ class Trainer:
         """
         self.head, self.settings = head, settings
         self._tables, self._sequences, self._folder = tables, sequences, folder
-        self._optimizer = SplitOptimizer(head.named_parameters(), settings.optimizer)
+        self._optimizer = SplitOptimizer(head.named_parameters(), settings.optimizer, compute_dtype=head.compute_dtype)
         self._average = {name: value.detach().clone() for name, value in head.named_parameters()}
         self._step, self._epoch, self._step_in_epoch = 0, 0, 0
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ class Trainer:
         began = time.monotonic()
         generator = np.random.default_rng((self.settings.seed, self._step))
         chosen = [self._sequences[index] for index in indices]
-        batch = make_batch(chosen, self.settings.drop, self.head.shape.mask_token_id, generator)
+        batch = make_batch(chosen, self.settings.drop, self.head.config.mask_token_id, generator)
         weights = torch.pow(torch.tensor(self.settings.depth_decay), batch.depths)
         hidden_RH = self.head(batch.rows, self._tables.embeddings_VH)
         parts = distillation_loss(

@@ -5,26 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from peagle_trt.spec import DrafterConfig
+from peagle_trt.spec.rope import RopeConfig
 from peagle_trt.train.features import TrainingSequence
-from peagle_trt.train.head import HeadShape
 
 HIDDEN, VOCABULARY = 32, 96
 
 
 @pytest.fixture
-def shape() -> HeadShape:
-    return HeadShape(
+def config() -> DrafterConfig:
+    return DrafterConfig(
+        dialect="peagle-trt",
         hidden_size=HIDDEN,
         intermediate_size=48,
         num_layers=2,
-        num_heads=4,
+        num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
         rms_norm_eps=1e-5,
-        rope_theta=10000.0,
+        rope=RopeConfig(theta=10000.0),
         max_positions=128,
         target_hidden_size=HIDDEN,
-        auxiliary_layers=(1, 2, 3),
+        aux_layer_ids=(1, 2, 3),
         vocab_size=VOCABULARY,
         draft_vocab_size=VOCABULARY,
         mask_token_id=2,

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from peagle_trt.train.corpus import (
     Question,
     compose_exercises,
@@ -40,7 +39,9 @@ def test_chats_lose_their_version_marks_and_repetitions(tmp_path: Path) -> None:
 
 def test_library_functions_end_with_their_docstring(tmp_path: Path) -> None:
     documentation = "Return the sum of two numbers, which may be of any type that knows how to add."
-    (tmp_path / "module.py").write_text(f'class A:\n    def add(a, b):\n        """{documentation}"""\n        return a + b\n')
+    (tmp_path / "module.py").write_text(
+        f'class A:\n    def add(a, b):\n        """{documentation}"""\n        return a + b\n'
+    )
     (question,) = read_library_functions(tmp_path, seed=0)
     assert question.turns[0].endswith(f'def add(a, b):\n    """{documentation}"""\n')
     assert "return a" not in question.turns[0]

@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from peagle_trt.errors import CheckpointError
 from peagle_trt.train.features import FeatureWriter, read_all_sequences, read_index, verify_shards
 from peagle_trt.train.generate import Prompt, answer_prompts
 from peagle_trt.train.llama import LlamaTarget, read_llama
+from transformers import LlamaConfig, LlamaForCausalLM
 
 # Float32 sums in another order than transformers'; hidden states are of magnitude one.
 TOLERANCE = 2e-5
@@ -99,9 +98,7 @@ def test_follow_up_turns_continue_the_conversation(target: LlamaTarget) -> None:
     (plain,) = answer_prompts(target, iter(prompts(1)), choose=target.greedy_tokens, num_slots=1, capacity=64)
     assert len(plain.token_ids) > 3
     ending = iter([5, 1, *[7] * 40])
-    prompt = Prompt(
-        identifier="0", source="test", token_ids=(3, 4), max_new_tokens=4, follow_ups=((8, 9),)
-    )
+    prompt = Prompt(identifier="0", source="test", token_ids=(3, 4), max_new_tokens=4, follow_ups=((8, 9),))
     first, second = answer_prompts(
         target, iter([prompt]), choose=lambda rows: torch.full((len(rows),), next(ending)), num_slots=1, capacity=64
     )

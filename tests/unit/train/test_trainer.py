@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from peagle_trt.errors import CheckpointError
+from peagle_trt.spec import DrafterConfig, TargetConfig
+from peagle_trt.spec.rope import RopeConfig
 from peagle_trt.train.acceptance import FrozenTables, draft_everywhere, freeze_tables, measure_acceptance
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.features import TrainingSequence
-from peagle_trt.train.head import HeadShape
-from peagle_trt.train.llama import LlamaShape
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.start import auxiliary_scale, seeded_head
 from peagle_trt.train.trainer import Trainer, TrainingSettings
@@ -22,82 +22,85 @@ SETTINGS = TrainingSettings(
 
 
 @pytest.fixture
-def tables(shape: HeadShape) -> FrozenTables:
+def tables(config: DrafterConfig) -> FrozenTables:
     torch.manual_seed(1)
-    embeddings = torch.randn(shape.vocab_size, shape.hidden_size)
-    return freeze_tables(embeddings, embeddings * 0.3, np.arange(shape.vocab_size), torch.float32)
+    embeddings = torch.randn(config.vocab_size, config.hidden_size)
+    return freeze_tables(embeddings, embeddings * 0.3, np.arange(config.vocab_size), torch.float32)
 
 
 @pytest.fixture
-def target(shape: HeadShape) -> LlamaShape:
-    return LlamaShape(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
+def target(config: DrafterConfig) -> TargetConfig:
+    return TargetConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
         intermediate_size=48,
         num_layers=4,
-        num_heads=4,
+        num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
         rms_norm_eps=1e-5,
-        rope_theta=10000.0,
+        rope=RopeConfig(theta=10000.0),
         max_positions=128,
         bos_token_id=1,
-        eos_token_id=1,
+        eos_token_ids=(1,),
     )
 
 
-def new_trainer(shape: HeadShape, tables: FrozenTables, sequences: list[TrainingSequence], folder: Path) -> Trainer:
-    head = seeded_head(shape, auxiliary_scale(sequences), torch.float32, seed=4)
+def new_trainer(
+    config: DrafterConfig, tables: FrozenTables, sequences: list[TrainingSequence], folder: Path
+) -> Trainer:
+    head = seeded_head(config, auxiliary_scale(sequences), torch.float32, seed=4)
     return Trainer(head, tables, sequences, SETTINGS, folder)
 
 
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
-    shape: HeadShape, tables: FrozenTables, sequences: list[TrainingSequence], tmp_path: Path
+    config: DrafterConfig, tables: FrozenTables, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
-    unbroken = new_trainer(shape, tables, sequences, tmp_path / "unbroken").run()
-    first = new_trainer(shape, tables, sequences, tmp_path / "broken").run(max_steps=5)
-    second = new_trainer(shape, tables, sequences, tmp_path / "broken")
+    unbroken = new_trainer(config, tables, sequences, tmp_path / "unbroken").run()
+    first = new_trainer(config, tables, sequences, tmp_path / "broken").run(max_steps=5)
+    second = new_trainer(config, tables, sequences, tmp_path / "broken")
     second.restore()
     assert first + second.run() == unbroken
     assert len(unbroken) == SETTINGS.optimizer.total_steps
 
 
 def test_training_lowers_the_loss_and_writes_metrics(
-    shape: HeadShape, tables: FrozenTables, sequences: list[TrainingSequence], tmp_path: Path
+    config: DrafterConfig, tables: FrozenTables, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
-    losses = new_trainer(shape, tables, sequences, tmp_path).run()
+    losses = new_trainer(config, tables, sequences, tmp_path).run()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert losses[-1] < losses[0]
     assert [line["loss"] for line in lines] == losses
 
 
 def test_a_checkpoint_reads_back_as_bfloat16_of_what_was_written(
-    shape: HeadShape, target: LlamaShape, sequences: list[TrainingSequence], tmp_path: Path
+    config: DrafterConfig, target: TargetConfig, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
-    head = seeded_head(shape, auxiliary_scale(sequences), torch.float32, seed=4)
-    write_head(tmp_path, head, np.arange(shape.vocab_size), target, head.folded_state())
+    head = seeded_head(config, auxiliary_scale(sequences), torch.float32, seed=4)
+    write_head(tmp_path, head, np.arange(config.vocab_size), target, head.folded_state())
     loaded, draft_to_target = read_head(tmp_path, torch.float32)
-    assert loaded.shape == shape
-    assert draft_to_target.tolist() == list(range(shape.vocab_size))
+    assert loaded.config == config
+    assert draft_to_target.tolist() == list(range(config.vocab_size))
     for name, value in head.folded_state().items():
         torch.testing.assert_close(loaded.folded_state()[name], value.bfloat16().float(), atol=0.0, rtol=0.0)
 
 
 def test_a_missing_tensor_is_named(
-    shape: HeadShape, target: LlamaShape, sequences: list[TrainingSequence], tmp_path: Path
+    config: DrafterConfig, target: TargetConfig, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
-    head = seeded_head(shape, auxiliary_scale(sequences), torch.float32, seed=4)
+    head = seeded_head(config, auxiliary_scale(sequences), torch.float32, seed=4)
     state = head.folded_state()
-    del state["layers.1.mlp.up_proj.weight"]
-    write_head(tmp_path, head, np.arange(shape.vocab_size), target, state)
-    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight"):
+    del state["layers.1.up_proj"]
+    write_head(tmp_path, head, np.arange(config.vocab_size), target, state)
+    with pytest.raises(CheckpointError, match=r"layers.1.mlp.up_proj.weight"):
         read_head(tmp_path, torch.float32)
 
 
 def test_an_exact_walk_accepts_what_the_drafter_gets_right(
-    shape: HeadShape, tables: FrozenTables, sequences: list[TrainingSequence]
+    config: DrafterConfig, tables: FrozenTables, sequences: list[TrainingSequence]
 ) -> None:
-    head = seeded_head(shape, auxiliary_scale(sequences), torch.float32, seed=4)
+    head = seeded_head(config, auxiliary_scale(sequences), torch.float32, seed=4)
     sequence = sequences[0]
     walked = measure_acceptance(head, tables, [sequence], draft_tokens=3)
     # Untrained: one token a step, and the first token of the answer comes from the prompt's own pass.
