@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
@@ -77,26 +80,28 @@ def send_error(sender: ResponseSender, code: ErrorCode, message: str) -> None:
     sender.send(make_error(code, message), flags=_final_flag())
 
 
-def require_working_tensors() -> None:
-    """Refuses an environment in which the server would hand out empty tensors in silence.
+def require_working_numpy() -> None:
+    """Refuses an environment in which the first request would crash the model or come out empty.
 
     Raises:
-        RuntimeError: A tensor does not come back as it went in.
+        RuntimeError: This is numpy 2, and the server is the one inside nvidia-pytriton or a container before 24.11.
 
-    Source: triton-inference-server/python_backend#384: servers before 24.11 cannot read arrays of numpy 2.
+    Source: triton-inference-server/python_backend#384; with 2.51 and numpy 2.2 the model process dies of a request.
     """
-    import triton_python_backend_utils as pb_utils
-
-    probe = np.arange(3, dtype=np.int32)
-    try:
-        is_intact = np.array_equal(pb_utils.Tensor("probe", probe).as_numpy(), probe)
-    except ValueError:
-        is_intact = False
-    if not is_intact:
+    if int(np.__version__.split(".")[0]) >= 2 and _is_server_before_numpy_2():
         raise RuntimeError(
-            f"numpy {np.__version__} does not work inside this server: tensors arrive empty; "
+            f"numpy {np.__version__} does not work inside this server; "
             "install `numpy<2` into the environment of the models"
         )
+
+
+def _is_server_before_numpy_2() -> bool:
+    # The server is the parent process; containers say their release in the environment, as `24.10`.
+    server = Path(f"/proc/{os.getppid()}/exe")
+    if server.is_symlink() and "pytriton" in server.readlink().parts:
+        return True
+    release = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")
+    return bool(re.fullmatch(r"\d+\.\d+", release)) and tuple(map(int, release.split("."))) < (24, 11)
 
 
 def _final_flag() -> int:

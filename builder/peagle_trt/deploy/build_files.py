@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peagle_trt.decode.session import read_manifest
+from peagle_trt.build_folder import read_manifest
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.errors import UsageError
 from peagle_trt.spec import EngineManifest

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from peagle_trt_repo.outputs import shaped
-from peagle_trt_repo.python_backend import require_working_tensors
 from peagle_trt_repo.tensors import ensemble_steps
 from peagle_trt_repo.texts import postprocess, preprocess
 
@@ -40,9 +38,7 @@ def test_a_prompt_becomes_ids(pb_utils: ModuleType, make_request: Any) -> None:
 def test_a_turn_goes_into_the_template(pb_utils: ModuleType, make_request: Any) -> None:
     sent = {"QUERY": shaped([b"hi"], "STRING"), "REQUEST_OUTPUT_LEN": shaped([4], "INT32")}
     request = make_request(**sent, APPLY_CHAT_TEMPLATE=shaped([True], "BOOL"))
-    assert (
-        preprocess(request, ChatTokenizer()).arrays["INPUT_ID"].tobytes() == np.array(list(b"<hi>"), np.int32).tobytes()
-    )
+    assert preprocess(request, ChatTokenizer()).arrays["INPUT_ID"].tolist() == [list(b"<hi>")]
 
 
 @pytest.mark.parametrize(
@@ -81,13 +77,6 @@ def test_ids_become_text_up_to_the_length_the_engine_gives(pb_utils: ModuleType,
 def test_no_ids_become_no_text(pb_utils: ModuleType, make_request: Any) -> None:
     request = make_request(TOKENS_BATCH=shaped([], "INT32"), SEQUENCE_LENGTH=shaped([0], "INT32"))
     assert postprocess(request, ByteTokenizer()).arrays["OUTPUT"].tolist() == [[b""]]
-
-
-def test_a_server_that_empties_tensors_is_refused(pb_utils: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_working_tensors()
-    monkeypatch.setattr(pb_utils.Tensor, "as_numpy", lambda self: np.zeros(0, np.int32))
-    with pytest.raises(RuntimeError, match="numpy<2"):
-        require_working_tensors()
 
 
 def test_every_internal_tensor_of_the_ensemble_is_written_once_and_read() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from peagle_trt.deploy.hosting import EngineHost, open_engine_host
-from peagle_trt_repo.python_backend import InferenceRequest, require_working_tensors
+from peagle_trt_repo.python_backend import InferenceRequest, require_working_numpy
 
 
 class TritonPythonModel:
@@ -15,7 +15,7 @@ class TritonPythonModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Loads the build that lies beside this file."""
-        require_working_tensors()
+        require_working_numpy()
         self.host = open_engine_host(args)
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
