@@ -57,7 +57,7 @@ def build(
     _require_space(spec, plan, checkpoints)
     with staged_build(spec.output_path) as folder:
         run = _Run(spec=spec, plan=plan, folder=folder, until=until, is_fresh=is_fresh, report=report)
-        run.stage("read", lambda: stages.write_tokenizer(checkpoints.tokenizer, folder.path))
+        run.stage("read", lambda: stages.write_tokenizer(checkpoints, folder.path))
         run.stage("quantize", lambda: stages.write_weights(checkpoints, folder.path))
         run.stage("graph", lambda: stages.write_graphs(spec, checkpoints, folder.path))
         manifest = msgspec.structs.replace(stages.describe(spec, checkpoints), graphs=stages.graph_roles(folder))

@@ -10,6 +10,7 @@ import msgspec
 
 from peagle_trt import __version__
 from peagle_trt.build_folder import StagedBuild
+from peagle_trt.errors import CheckpointError
 from peagle_trt.files import sha256_of, write_text
 from peagle_trt.quant import StoredWeights, open_stored, write_drafter_weights, write_target_weights
 from peagle_trt.quant.layout import drafter_layout, target_layout
@@ -73,13 +74,35 @@ def weight_bytes(checkpoints: Checkpoints) -> int:
     )
 
 
-def write_tokenizer(source: TokenizerSource, folder: Path) -> tuple[str, ...]:
-    """read: the text side."""
-    write_text(folder / TOKENIZER_FILE, source.tokenizer_json())
+def write_tokenizer(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
+    """read: the text side.
+
+    Raises:
+        CheckpointError: The tokenizer is damaged, or makes ids that the target does not know.
+    """
+    source, text = checkpoints.tokenizer, checkpoints.tokenizer.tokenizer_json()
+    _check_tokenizer(source, text, checkpoints.target.config.vocab_size)
+    write_text(folder / TOKENIZER_FILE, text)
     if source.chat_template is None:
         return (TOKENIZER_FILE,)
     write_text(folder / TEMPLATE_FILE, source.chat_template)
     return (TOKENIZER_FILE, TEMPLATE_FILE)
+
+
+def _check_tokenizer(source: TokenizerSource, text: str, vocab_size: int) -> None:
+    from tokenizers import Tokenizer
+
+    try:
+        vocabulary = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
+    except Exception as error:
+        # The library raises a bare Exception for a malformed file.
+        raise CheckpointError(f"`{source.path}` is no tokenizer: {error}", hint="fetch the file again") from error
+    largest = max(vocabulary.values(), default=0)
+    if largest >= vocab_size:
+        raise CheckpointError(
+            f"`{source.path}` makes the token {largest}, but the target's vocabulary has {vocab_size}",
+            hint="the tokenizer belongs to another model",
+        )
 
 
 def write_weights(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:

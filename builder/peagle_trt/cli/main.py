@@ -13,7 +13,7 @@ from types import FrameType
 import click
 
 from peagle_trt.cli.group import group
-from peagle_trt.cli.output import Output
+from peagle_trt.cli.output import Output, ReaderGoneError
 from peagle_trt.errors import MachineError, PeagleError
 from peagle_trt.files import naming_os_errors
 
@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
         return _stopped(output, signal.SIGINT)
     except EndedBySignal as ending:
         return _stopped(output, ending.number)
-    except BrokenPipeError:
+    except ReaderGoneError:
         # The reader went away; nothing can be said to it, and Python must not try at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _SIGNAL_BASE + signal.SIGPIPE

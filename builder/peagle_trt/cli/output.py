@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import TextIO
 
 
+class ReaderGoneError(Exception):
+    """Nobody reads stdout or stderr any more; click would hide the system's own error behind exit code 1."""
+
+
 class Output:
     """Where a command's words go.
 
@@ -41,8 +45,7 @@ class Output:
     def stream(self, piece: str) -> None:
         """Print a piece of an answer as it comes; silent with `--json`, where the result holds it whole."""
         if not self.is_json:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            _write(piece, sys.stdout)
 
     def progress(self, line: str) -> None:
         """One line about what is going on."""
@@ -61,8 +64,15 @@ class Output:
 
 
 def _say(text: str, stream: TextIO) -> None:
-    stream.write(text + "\n")
-    stream.flush()
+    _write(text + "\n", stream)
+
+
+def _write(text: str, stream: TextIO) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError as error:
+        raise ReaderGoneError from error
 
 
 def _to_json(document: Mapping[str, object]) -> str:

@@ -1,0 +1,69 @@
+"""The words scripts rely on. A change here is a change for users: say so in the CHANGELOG."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+import pytest
+from peagle_trt.cli.group import group
+from peagle_trt.cli.registry import COMMANDS
+
+GLOBAL_OPTIONS = {"--json", "--quiet", "--verbose", "--version", "-q", "-v"}
+SURFACE = {
+    "build": {
+        "--backend",
+        "--config",
+        "--draft-tokens",
+        "--drafter",
+        "--dry-run",
+        "--force",
+        "--max-batch-size",
+        "--max-sequence-length",
+        "--output",
+        "--precision",
+        "--target",
+        "--target-path",
+        "--tokenizer",
+        "--until",
+        "-k",
+        "-o",
+    },
+    "inspect": {"--target", "--tensors", "checkpoint"},
+    "verify": {"build_path"},
+    "generate": {
+        "--chat",
+        "--draft-tokens",
+        "--max-tokens",
+        "--no-chat",
+        "--seed",
+        "--temperature",
+        "--threads",
+        "-k",
+        "build_path",
+        "prompt",
+    },
+    "repo": {"--check", "--output", "-o", "path"},
+    "doctor": set[str](),
+    "targets": set[str](),
+}
+
+
+def words_of(command: click.Command) -> set[str]:
+    return {word for parameter in command.params for word in [*parameter.opts, *parameter.secondary_opts]}
+
+
+def test_the_global_options_stay() -> None:
+    assert words_of(group) == GLOBAL_OPTIONS
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_a_command_keeps_its_words(name: str) -> None:
+    assert words_of(importlib.import_module(COMMANDS[name].module).command) == SURFACE[name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_explains_itself(name: str) -> None:
+    command: click.Command = importlib.import_module(COMMANDS[name].module).command
+    silent = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
+    assert silent == []

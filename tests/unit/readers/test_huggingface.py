@@ -1,0 +1,193 @@
+"""Targets in Hugging Face's layout: every supported architecture, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from peagle_trt.errors import CheckpointError
+from peagle_trt.readers import read_target
+from peagle_trt.readers.llama_names import llama_name
+from peagle_trt.spec.names import target_shapes
+from safetensors.numpy import load_file, save_file
+
+from tests.support.checkpoints import edit_config, edit_tensors
+from tests.support.models import save_target
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "llama_tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama_biased": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_biased": ("Qwen3ForCausalLM", {"attention_bias": True}),
+}
+
+
+@pytest.mark.parametrize(("architecture", "settings"), ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
+def test_every_weight_of_an_architecture_is_read(tmp_path: Path, architecture: str, settings: dict[str, Any]) -> None:
+    model = save_target(tmp_path, architecture, **settings)
+    target = read_target(tmp_path)
+    assert {name: lazy.shape for name, lazy in target.weights.items()} == target_shapes(target.config)
+    state = model.state_dict()
+    for name in target.weights:
+        foreign = llama_name(name) if name == "lm_head" else f"model.{llama_name(name)}"
+        np.testing.assert_array_equal(target.weights.load(name), state[foreign].numpy())
+    assert len(target.weights) == len({tensor.data_ptr() for tensor in state.values()})
+
+
+def test_shards_are_read_through_their_index(llama_folder: Path, target_folder: Path) -> None:
+    split_into_shards(target_folder)
+    expected, found = read_target(llama_folder), read_target(target_folder)
+    assert expected.weights.keys() == found.weights.keys()
+    for name in expected.weights:
+        np.testing.assert_array_equal(found.weights.load(name), expected.weights.load(name))
+
+
+def split_into_shards(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    weight_map = {}
+    for shard, part in (("model-1.safetensors", names[::2]), ("model-2.safetensors", names[1::2])):
+        save_file({name: tensors[name] for name in part}, folder / shard)
+        weight_map |= dict.fromkeys(part, shard)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_a_missing_shard_is_named(target_folder: Path) -> None:
+    split_into_shards(target_folder)
+    (target_folder / "model-2.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"lacks the shard `model-2\.safetensors`"):
+        read_target(target_folder)
+
+
+def test_an_index_that_names_an_absent_tensor_is_refused(target_folder: Path) -> None:
+    split_into_shards(target_folder)
+    path = target_folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["ghost.weight"] = "model-1.safetensors"
+    path.write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"names tensor `ghost\.weight`"):
+        read_target(target_folder)
+
+
+def test_an_index_that_points_outside_its_folder_is_refused(target_folder: Path) -> None:
+    index = {"weight_map": {"a": "../elsewhere.safetensors"}}
+    (target_folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="points outside its folder"):
+        read_target(target_folder)
+
+
+REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown_architecture": ({"architectures": ["MambaForCausalLM"]}, "`MambaForCausalLM`, which is not supported"),
+    "no_architecture": ({"architectures": None}, "names nothing"),
+    "activation": ({"hidden_act": "gelu"}, '`hidden_act` must be `silu`; found `"gelu"`'),
+    "quantized": ({"quantization_config": {"bits": 4}}, "already quantized"),
+    "window": ({"sliding_window": 512}, "`sliding_window` must be null; found `512`"),
+    "layer_types": ({"layer_types": ["sliding_attention"] * 6}, "`layer_types` must be `full_attention` throughout"),
+    "text_number": ({"hidden_size": "64"}, '`hidden_size` must be a whole number of at least 1; found `"64"`'),
+    "boolean_number": ({"hidden_size": True}, "`hidden_size` must be a whole number"),
+    "missing_key": ({"rms_norm_eps": None}, "`rms_norm_eps` is missing"),
+    "heads": ({"num_key_value_heads": 3}, "`num_key_value_heads` must be a divisor"),
+    "rope_type": ({"rope_parameters": {"rope_type": "longrope"}}, "`rope_parameters.rope_type` is `longrope`"),
+    "rope_key": (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}},
+        "`rope_parameters.mscale` is not",
+    ),
+    "rope_theta": (
+        {"rope_parameters": {"rope_theta": 5.0}, "rope_theta": 6.0},
+        "must be equal to the outer `rope_theta`",
+    ),
+    "rope_part": (
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        "`rope_parameters.partial_rotary_factor` must be",
+    ),
+    "wrong_width": ({"intermediate_size": 128}, r"wrong shape: expected \[128, 64\], found \[96, 64\]"),
+    "more_layers": (
+        {"num_hidden_layers": 7},
+        r"lacks 9 of 66 tensors, first `model.layers.6.input_layernorm.weight` \[64\]",
+    ),
+    "fewer_layers": ({"num_hidden_layers": 5}, "holds 9 tensor.s. that its configuration has no place for"),
+    "tied": ({"tie_word_embeddings": True}, "`lm_head.weight` differs from `model.embed_tokens.weight`"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED_CONFIGS.values(), ids=REFUSED_CONFIGS.keys())
+def test_a_configuration_that_cannot_be_honoured_is_refused(
+    target_folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    edit_config(target_folder, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        read_target(target_folder)
+
+
+def test_a_mistral_with_a_window_is_refused_and_one_without_is_read(target_folder: Path) -> None:
+    edit_config(target_folder, architectures=["MistralForCausalLM"])
+    assert read_target(target_folder).config.architecture == "MistralForCausalLM"
+    edit_config(target_folder, sliding_window=4096)
+    with pytest.raises(CheckpointError, match="`sliding_window` must be null"):
+        read_target(target_folder)
+
+
+def test_a_window_that_qwen_does_not_use_is_no_obstacle(tmp_path: Path) -> None:
+    save_target(tmp_path, "Qwen2ForCausalLM")
+    edit_config(tmp_path, sliding_window=4096, use_sliding_window=False)
+    assert read_target(tmp_path).config.has_qkv_bias
+    edit_config(tmp_path, use_sliding_window=True)
+    with pytest.raises(CheckpointError, match="`sliding_window` must be null"):
+        read_target(tmp_path)
+
+
+def test_a_tensor_of_integers_is_refused(target_folder: Path) -> None:
+    edit_tensors(target_folder, model__norm__weight=np.ones(64, np.int64))
+    with pytest.raises(
+        CheckpointError, match=r"`model\.norm\.weight` has the wrong type: expected a floating type, found I64"
+    ):
+        read_target(target_folder)
+
+
+def test_frequencies_may_be_left_out_and_an_equal_tied_head_too(tmp_path: Path) -> None:
+    save_target(tmp_path, tie_word_embeddings=True)
+    table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    edit_tensors(
+        tmp_path, lm_head__weight=table, model__layers__0__self_attn__rotary_emb__inv_freq=np.ones(8, np.float32)
+    )
+    assert read_target(tmp_path).config.is_tied
+
+
+def test_end_tokens_of_both_files_count(target_folder: Path) -> None:
+    (target_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))
+    assert read_target(target_folder).config.eos_token_ids == (2, 7)
+
+
+def test_pickled_weights_are_not_opened(target_folder: Path) -> None:
+    (target_folder / "model.safetensors").rename(target_folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="pickled PyTorch weights"):
+        read_target(target_folder)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"a": 1, "a": 2}'])
+def test_a_broken_config_is_named(target_folder: Path, content: str) -> None:
+    (target_folder / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"cannot read `.*config\.json`"):
+        read_target(target_folder)
+
+
+def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        read_target(tmp_path / "nothing")
+
+
+def test_the_chat_template_is_found_in_either_place(target_folder: Path) -> None:
+    (target_folder / "tokenizer.json").write_text("{}")
+    settings = {"chat_template": "from settings", "bos_token": {"content": "<s>"}, "eos_token": "</s>"}
+    (target_folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = read_target(target_folder).tokenizer
+    assert tokenizer is not None
+    assert (tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token) == ("from settings", "<s>", "</s>")
+    (target_folder / "chat_template.jinja").write_text("from file")
+    assert read_target(target_folder).tokenizer.chat_template == "from file"  # type: ignore[union-attr]

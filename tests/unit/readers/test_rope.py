@@ -1,0 +1,48 @@
+"""Rotary embeddings in both spellings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peagle_trt.readers.json_file import Fields
+from peagle_trt.readers.rope import read_rope
+from peagle_trt.spec import RopeConfig
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 4096, "beta_fast": 30.0, "truncate": False}
+CASES: dict[str, tuple[dict[str, Any], RopeConfig]] = {
+    "nothing": ({}, RopeConfig(theta=10000.0)),
+    "older": ({"rope_theta": 5e5, "rope_scaling": None}, RopeConfig(theta=5e5)),
+    "newer": ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, RopeConfig(theta=5e5)),
+    "linear": ({"rope_scaling": {"type": "linear", "factor": 2}}, RopeConfig(scaling="linear", factor=2.0)),
+    "llama3_older": (
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+        RopeConfig(theta=5e5, scaling="llama3", factor=8.0, original_max_positions=8192),
+    ),
+    "llama3_newer": (
+        {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **LLAMA3}},
+        RopeConfig(theta=5e5, scaling="llama3", factor=8.0, original_max_positions=8192),
+    ),
+    "yarn": (
+        {"rope_scaling": {"rope_type": "yarn", **YARN, "attention_factor": 1.1}},
+        RopeConfig(
+            scaling="yarn",
+            factor=4.0,
+            original_max_positions=4096,
+            beta_fast=30.0,
+            attention_factor=1.1,
+            truncates_ramp=False,
+        ),
+    ),
+    "yarn_from_the_context": (
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "max_position_embeddings": 2048},
+        RopeConfig(scaling="yarn", factor=4.0, original_max_positions=2048),
+    ),
+}
+
+
+@pytest.mark.parametrize(("config", "expected"), CASES.values(), ids=CASES.keys())
+def test_both_spellings_are_understood(config: dict[str, Any], expected: RopeConfig) -> None:
+    assert read_rope(Fields(source=Path("config.json"), values=config)) == expected
