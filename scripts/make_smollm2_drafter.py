@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
+from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.collect import CollectionPlan, collect_features, invent_questions, read_questions, write_questions
 from peagle_trt.train.corpus import (
     Question,
@@ -35,8 +37,9 @@ from peagle_trt.train.features import TrainingSequence, read_all_sequences
 from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import read_chat_format
+from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
-from peagle_trt.train.start import auxiliary_scale, copy_last_layers, count_tokens, drafter_config, seeded_head
+from peagle_trt.train.start import count_tokens
 from peagle_trt.train.trainer import Trainer, TrainingSettings
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
 
@@ -115,29 +118,6 @@ def evaluate_head(
     return lengths
 
 
-def new_trainer(
-    target: LlamaTarget, sequences: list[TrainingSequence], settings: TrainingSettings, work: Path
-) -> tuple[Trainer, FrozenTables]:
-    """A head with a vocabulary for these answers, started from the target's last two layers."""
-    counts = count_tokens(sequences, target.config.vocab_size)
-    # Specials, bytes and single characters have the lowest ids of this tokenizer.
-    always = {target.config.eos_token_ids[0], *range(17, 17 + 256)}
-    vocabulary = choose_draft_vocabulary(counts, coverage=0.985, always=always)
-    logger.info("draft vocabulary %d covers %.4f", len(vocabulary), counts[vocabulary].sum() / counts.sum())
-    config = drafter_config(
-        target.config,
-        aux_layer_ids=target.auxiliary_layers,
-        num_layers=2,
-        draft_vocab_size=len(vocabulary),
-        mask_token_id=MASK_TOKEN_ID,
-        num_depths=settings.drop.num_depths,
-    )
-    tables = freeze_tables(target.embeddings_VH, target.head_VH, vocabulary, torch.bfloat16)
-    head = seeded_head(config, auxiliary_scale(sequences), torch.bfloat16, settings.seed)
-    copy_last_layers(head, target.weights, target.config.num_layers)
-    return Trainer(head, tables, sequences, settings, work), tables
-
-
 def train(arguments: argparse.Namespace) -> None:
     """Train, export and evaluate until the schedule ends."""
     target = read_llama(arguments.target, torch.float32)
@@ -152,12 +132,24 @@ def train(arguments: argparse.Namespace) -> None:
         ),
         tokens_per_step=arguments.tokens_per_step,
     )
-    trainer, tables = new_trainer(target, sequences, settings, arguments.output / "run")
+    counts = count_tokens(sequences, target.config.vocab_size)
+    # Single bytes have the lowest ids after the special tokens.
+    always = {*target.config.eos_token_ids, *range(17, 17 + 256)}
+    vocabulary = choose_draft_vocabulary(counts, coverage=0.985, always=always)
+    logger.info("draft vocabulary %d covers %.4f", len(vocabulary), counts[vocabulary].sum() / counts.sum())
+    trainer, _ = new_trainer(
+        target,
+        sequences,
+        settings,
+        arguments.output / "run",
+        draft_to_target=vocabulary,
+        mask_token_id=MASK_TOKEN_ID,
+        compute_dtype=torch.bfloat16,
+    )
     if (arguments.output / "run/state.pt").exists():
         trainer.restore()
 
     def export(current: Trainer) -> dict[str, float]:
-        vocabulary = tables.draft_to_target_D.numpy()
         write_head(arguments.output, current.head, vocabulary, target.config, current.averaged_state())
         return evaluate_head(arguments.output, target, answers)
 

@@ -23,8 +23,8 @@ from peagle_trt.train.features import TrainingSequence, read_all_sequences
 from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.optimizer import OptimizerSettings, SplitOptimizer
 from peagle_trt.train.prompting import read_chat_format
+from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
-from peagle_trt.train.start import auxiliary_scale, copy_last_layers, drafter_config, seeded_head
 from peagle_trt.train.trainer import Trainer, TrainingSettings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -97,7 +97,7 @@ def train_target(texts: list[str], tokenizer: Tokenizer, *, seconds: float, seed
         pad_token_id=PAD,
     )
     model = LlamaForCausalLM(config)
-    documents = [encoding.ids + [END] for encoding in tokenizer.encode_batch(texts)]
+    documents = [[*encoding.ids, END] for encoding in tokenizer.encode_batch(texts)]
     stream = torch.tensor([token for document in documents for token in document])
     starts = torch.tensor([len(document) for document in documents]).cumsum(0)
     starts = starts[starts < len(stream) - ROW_TOKENS]
@@ -125,7 +125,7 @@ def train_target(texts: list[str], tokenizer: Tokenizer, *, seconds: float, seed
 
 def validation_loss(model: torch.nn.Module, texts: list[str], tokenizer: Tokenizer) -> float:
     """Mean loss a token over held-out documents."""
-    documents = [encoding.ids + [END] for encoding in tokenizer.encode_batch(texts[:300])]
+    documents = [[*encoding.ids, END] for encoding in tokenizer.encode_batch(texts[:300])]
     stream = torch.tensor([token for document in documents for token in document])
     rows = stream[: len(stream) // 256 * 256].view(-1, 256)
     with torch.inference_mode():
@@ -181,19 +181,16 @@ def train_drafter(model: Path, gsm8k: Path, work: Path, output: Path, *, num_que
         tokens_per_step=1500,
         save_seconds=150.0,
     )
-    config = drafter_config(
-        target.config,
-        aux_layer_ids=AUXILIARY_LAYERS,
-        num_layers=2,
-        draft_vocab_size=VOCABULARY,
-        mask_token_id=MASK,
-        num_depths=settings.drop.num_depths,
-    )
     identity = np.arange(VOCABULARY)
-    tables = freeze_tables(target.embeddings_VH, target.head_VH, identity, torch.bfloat16)
-    head = seeded_head(config, auxiliary_scale(sequences), torch.bfloat16, seed=0)
-    copy_last_layers(head, target.weights, target.config.num_layers)
-    trainer = Trainer(head, tables, sequences, settings, work / "run")
+    trainer, _ = new_trainer(
+        target,
+        sequences,
+        settings,
+        work / "run",
+        draft_to_target=identity,
+        mask_token_id=MASK,
+        compute_dtype=torch.bfloat16,
+    )
 
     def export(current: Trainer) -> dict[str, float]:
         write_head(output, current.head, identity, target.config, current.averaged_state())

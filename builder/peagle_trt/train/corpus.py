@@ -1,4 +1,4 @@
-"""The questions a drafter is trained on: public training sets, Python's own library and templates, never a benchmark."""
+"""Questions to train on: public training sets, Python's own library and templates, never a benchmark."""
 
 from __future__ import annotations
 

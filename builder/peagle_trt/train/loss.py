@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Rows a piece: 128 rows of 16 k float32 logits are 8 MB, so that the few matrices of a piece stay in the last-level cache.
+# Rows a piece: 128 rows of 16 k float32 logits are 8 MB; the few such matrices of a piece fit a last-level cache.
 ROWS_PER_PIECE = 128
 
 

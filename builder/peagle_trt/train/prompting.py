@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.readers import read_tokenizer
 from peagle_trt.train.corpus import Question
 from peagle_trt.train.generate import Answer, Prompt
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from tokenizers import Tokenizer
 
 # Invented user turns outside these bounds are rarely a question (tokens).
@@ -21,7 +24,13 @@ MIN_INVENTED_TOKENS, MAX_INVENTED_TOKENS = 8, 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """A target's tokenizer and chat template, under the names of a Hugging Face folder."""
+    """A target's tokenizer and chat template.
+
+    Attributes:
+        tokenizer: Of the tokenizers library.
+        render: Takes `messages` and `add_generation_prompt`, returns text with special tokens.
+        end_of_turn_id: Token that ends an answer.
+    """
 
     tokenizer: Tokenizer
     render: Callable[..., str]
@@ -48,34 +57,46 @@ class ChatFormat:
         text = self.render(messages=[{"role": "user", "content": marker}], add_generation_prompt=False)
         return self.encode(text[: text.index(marker)])
 
+    def unused_token_id(self, counts_V: NDArray[np.int64]) -> int:
+        """A token for mask slots: a row that no text reaches, or else the last special token that none of them holds.
+
+        Args:
+            counts_V: Occurrences of each token in the answers.
+
+        Raises:
+            CheckpointError: Every special token is in use.
+        """
+        if len(counts_V) > self.tokenizer.get_vocab_size():
+            return len(counts_V) - 1
+        special = sorted(i for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special)
+        in_use = {self.end_of_turn_id, *self.conversation_ids("a"), *self.next_turn_ids("a")}
+        free = [token_id for token_id in special if token_id not in in_use and counts_V[token_id] == 0]
+        if not free:
+            raise CheckpointError("the tokenizer has no unused special token", hint="name one with --mask-token-id")
+        return free[-1]
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of text that already holds its special tokens."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def read_chat_format(folder: Path, end_of_turn_id: int) -> ChatFormat:
-    """Tokenizer and chat template of a checkpoint folder.
+def read_chat_format(path: Path, end_of_turn_id: int) -> ChatFormat:
+    """Tokenizer and chat template of a checkpoint folder or GGUF file.
 
     Raises:
-        CheckpointError: There is no tokenizer.json or no chat template.
+        CheckpointError: There is no tokenizer or no chat template.
     """
-    import jinja2
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
     from tokenizers import Tokenizer
 
-    if not (folder / "tokenizer.json").exists():
-        raise CheckpointError(f"no `tokenizer.json` in `{folder}`")
-    template_path, config_path = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    template = (
-        template_path.read_text()
-        if template_path.exists()
-        else json.loads(config_path.read_text()).get("chat_template")
-    )
-    if template is None:
-        raise CheckpointError(f"no chat template in `{folder}`")
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    source = read_tokenizer(path)
+    if source.chat_template is None:
+        raise CheckpointError(f"no chat template in `{path}`")
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, autoescape=False)
+    template = environment.from_string(source.chat_template)
     return ChatFormat(
-        tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
-        render=environment.from_string(template).render,
+        tokenizer=Tokenizer.from_str(source.tokenizer_json()),
+        render=partial(template.render, bos_token=source.bos_token, eos_token=source.eos_token),
         end_of_turn_id=end_of_turn_id,
     )
 

@@ -8,16 +8,19 @@ from collections.abc import Callable
 TOPICS = (
     "the water cycle", "renewable energy", "the French Revolution", "machine learning", "a small fishing village",
     "time management", "the human heart", "electric cars", "ancient Rome", "healthy breakfast ideas", "black holes",
-    "remote work", "a lost cat", "climate change", "the stock market", "learning the guitar", "volcanoes", "online privacy",
+    "remote work", "a lost cat", "climate change", "the stock market", "learning the guitar", "volcanoes",
+    "online privacy",
     "the Industrial Revolution", "a trip to Japan", "photosynthesis", "public speaking", "the solar system", "chess",
-    "data structures", "a haunted library", "recycling", "the Silk Road", "yoga", "computer networks", "the immune system",
+    "data structures", "a haunted library", "recycling", "the Silk Road", "yoga", "computer networks",
+    "the immune system",
     "a family reunion", "budget travel", "coffee", "the Renaissance", "neural networks", "gardening in small spaces",
     "the Great Depression", "ocean currents", "a robot who wants to paint", "plate tectonics", "running a marathon",
     "the printing press", "vaccines", "social media", "jazz music", "the Cold War", "bread baking", "genetics",
     "a retired detective", "supply and demand", "the Amazon rainforest", "operating systems", "stress at work",
     "space exploration", "the Egyptian pyramids", "kindness", "a mountain railway", "bees", "nutrition labels",
     "databases", "the moon landing", "an old lighthouse", "inflation", "magnets", "sleep", "city parks", "libraries",
-    "Shakespeare's comedies", "the periodic table", "sound waves", "minimalism", "a snowstorm", "bicycles", "trade unions",
+    "Shakespeare's comedies", "the periodic table", "sound waves", "minimalism", "a snowstorm", "bicycles",
+    "trade unions",
     "the Roman Senate", "encryption", "rivers", "team sports", "hand-made pottery", "the theory of evolution",
 )  # fmt: skip
 
@@ -98,7 +101,7 @@ MATERIALS = (
     "Rainfall in the valley fell by a third between 1990 and 2020, and farmers have switched from rice to millet.",
     "The concert was sold out. People danced in the aisles, and the band played until midnight without a break.",
     "The city council voted 7 to 4 to close the old bridge. Repairs will start in March and cost 3.2 million dollars.",
-    "Honey bees visit about two million flowers to make one pound of honey, and they fly more than 55,000 miles for it.",
+    "Honey bees visit about two million flowers to make one pound of honey, and they fly 55,000 miles for it.",
     "The package arrived two days late and the box was damaged, yet everything inside was in perfect condition.",
     "Amira has three meetings on Monday, a dentist appointment on Tuesday at 9 am, and a flight to Oslo on Friday.",
 )

@@ -10,7 +10,7 @@ def test_an_orthogonalized_matrix_has_singular_values_near_one(sizes: tuple[int,
     torch.manual_seed(0)
     matrix = torch.randn(sizes)
     singular = torch.linalg.svdvals(orthogonalize(matrix))
-    # The quintic's fixed band, from the iteration's coefficients: about 0.7 to 1.2; the smallest values need more steps.
+    # The quintic's fixed band, from its coefficients: about 0.7 to 1.2; the smallest values need more steps.
     assert singular.max() < 1.3
     assert singular.median() > 0.6
 

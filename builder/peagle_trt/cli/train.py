@@ -1,0 +1,115 @@
+"""`peagle-trt train`: questions in, a P-EAGLE head out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from peagle_trt import catalog
+from peagle_trt.cli.options import FOLDER, config_option
+from peagle_trt.cli.output import Output
+from peagle_trt.train.optimizer import OptimizerSettings
+from peagle_trt.train.run import TrainingReport, TrainingRequest, train_head
+from peagle_trt.train.sampling import DropSettings
+from peagle_trt.train.trainer import TrainingSettings
+
+
+@click.command("train")
+@click.option(
+    "--target", metavar="NAME|PATH", required=True, help="A catalog name, a checkpoint's folder, or a GGUF file."
+)
+@click.option(
+    "--data",
+    "questions_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Questions as JSON lines with `messages`, `turns`, `prompt` or `text`; the target answers them itself.",
+)
+@click.option("-o", "--output", "output_path", type=FOLDER, required=True, help="Folder of the head.")
+@click.option("--layers", type=click.IntRange(min=1), default=2, show_default=True, help="Decoder layers of the head.")
+@click.option("--depths", type=click.IntRange(2, 32), default=7, show_default=True, help="K in training; above yours.")
+@click.option("--retention", type=click.FloatRange(0.05, 1.0), default=0.7, show_default=True, help="Kept a depth.")
+@click.option("--draft-vocab-size", type=click.IntRange(min=16), help="Draft vocabulary; 98.5 % coverage by default.")
+@click.option("--mask-token-id", type=click.IntRange(min=0), help="Token of mask slots; an unused one by default.")
+@click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Optimizer steps.")
+@click.option("--tokens-per-step", type=click.IntRange(min=64), default=3000, show_default=True, help="Text a step.")
+@click.option("--max-new-tokens", type=click.IntRange(min=8), default=224, show_default=True, help="Longest answer.")
+@click.option("--learning-rate", type=float, default=0.01, show_default=True, help="Peak rate of the matrices (Muon).")
+@click.option(
+    "--compute-dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="Type of matrix products; bfloat16 is faster on processors that have it.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights, order and mask slots.")
+@click.option("--resume", "is_resumed", is_flag=True, help="Continue the training in the output folder.")
+@config_option
+@click.pass_obj
+def command(
+    output: Output,
+    *,
+    target: str,
+    questions_path: Path,
+    output_path: Path,
+    layers: int,
+    depths: int,
+    retention: float,
+    draft_vocab_size: int | None,
+    mask_token_id: int | None,
+    steps: int,
+    tokens_per_step: int,
+    max_new_tokens: int,
+    learning_rate: float,
+    compute_dtype: str,
+    seed: int,
+    is_resumed: bool,
+) -> None:
+    """Train a P-EAGLE head on the target's own greedy answers.
+
+    The output folder takes the head, and under `work` the answers with their hidden states, the last state and the
+    metrics of every step.
+    """
+    is_known = not Path(target).exists() or catalog.has_entry(target)
+    request = TrainingRequest(
+        target_path=catalog.target_path(catalog.find_entry(target)) if is_known else Path(target),
+        questions_path=questions_path,
+        output_path=output_path,
+        num_layers=layers,
+        draft_vocab_size=draft_vocab_size,
+        mask_token_id=mask_token_id,
+        max_new_tokens=max_new_tokens,
+        compute_dtype=compute_dtype,
+        is_resumed=is_resumed,
+        settings=TrainingSettings(
+            drop=DropSettings(num_depths=depths, retention=retention),
+            optimizer=OptimizerSettings(
+                matrix_rate=learning_rate, total_steps=steps, warmup_steps=max(1, min(30, steps // 10))
+            ),
+            tokens_per_step=tokens_per_step,
+            seed=seed,
+        ),
+    )
+    report = train_head(request, report=output.progress)
+    output.result(_document(report, output_path), _text(report, output_path))
+
+
+def _document(report: TrainingReport, path: Path) -> dict[str, object]:
+    document = {key: value for key, value in asdict(report).items() if key != "held_out"}
+    by_position = [count / max(1, report.held_out.num_steps) for count in report.held_out.accepted_by_position]
+    return {
+        "path": path,
+        **document,
+        "acceptance_length": report.held_out.length,
+        "acceptance_by_position": by_position,
+    }
+
+
+def _text(report: TrainingReport, path: Path) -> str:
+    return (
+        f"{path}: acceptance length {report.held_out.length:.3f} on held-out answers, trained on "
+        f"{report.num_answers} answers ({report.num_answer_tokens} tokens), "
+        f"draft vocabulary {report.draft_vocab_size}, mask token {report.mask_token_id}"
+    )
