@@ -56,7 +56,12 @@ class Attribute:
 
 
 INPUTS = (
-    Port(name="next_token_ids", element="int32", dims=("B", "R"), meaning="token that follows each row; [b, n] is the bonus"),
+    Port(
+        name="next_token_ids",
+        element="int32",
+        dims=("B", "R"),
+        meaning="token that follows each row; [b, n] is the bonus",
+    ),
     Port(name="fused_hidden", element="float", dims=("B", "R", "H"), meaning="fc(auxiliary hidden states) of each row"),
     Port(name="num_accepted", element="int32", dims=("B",), meaning="n, drafts accepted: rows 0..n are real; 0..R-1"),
     Port(name="start_positions", element="int32", dims=("B",), meaning="position of row 0"),

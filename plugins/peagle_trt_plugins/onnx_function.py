@@ -44,7 +44,9 @@ class _Body:
         self.nodes.append(helper.make_node(op_type, inputs, [output], **attributes))
         return output
 
-    def add_with_attribute(self, op_type: str, inputs: list[str], output: str, name: str, source: str, kind: int) -> str:
+    def add_with_attribute(
+        self, op_type: str, inputs: list[str], output: str, name: str, source: str, kind: int
+    ) -> str:
         """A node whose attribute `name` is the function's attribute `source`."""
         from onnx import AttributeProto, helper
 

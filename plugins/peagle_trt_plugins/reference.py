@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.floating[Any]]
+"""float32, float16 or bfloat16 widened to float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +76,14 @@ def expand_slots(
 
 def parallel_draft(
     next_token_ids_BR: NDArray[np.int32],
-    fused_hidden_BRH: NDArray[np.floating],
+    fused_hidden_BRH: Floats,
     num_accepted_B: NDArray[np.int32],
     start_positions_B: NDArray[np.int32],
     mask_token_ids_K: NDArray[np.int32],
-    embedding_VH: NDArray[np.floating],
-    fused_mask_hidden_H: NDArray[np.floating],
-    embedding_norm_weight_H: NDArray[np.floating],
-    hidden_norm_weight_H: NDArray[np.floating],
+    embedding_VH: Floats,
+    fused_mask_hidden_H: Floats,
+    embedding_norm_weight_H: Floats,
+    hidden_norm_weight_H: Floats,
     *,
     epsilon: float,
     norm_before_residual: bool = False,
@@ -105,10 +109,9 @@ def parallel_draft(
     return layer_input, residual_BWH, slots.positions_BW, slots.sample_rows_BK
 
 
-def rms_norm(
-    values: NDArray[np.floating], weight: NDArray[np.floating], epsilon: float
-) -> NDArray[np.float32]:
+def rms_norm(values: Floats, weight: Floats, epsilon: float) -> NDArray[np.float32]:
     """RMSNorm over the last axis, computed in float32. Source: arXiv 1910.07467."""
     values32 = values.astype(np.float32)
     scale = 1.0 / np.sqrt(np.mean(np.square(values32), axis=-1, keepdims=True) + np.float32(epsilon))
-    return (values32 * scale * weight.astype(np.float32)).astype(np.float32)
+    normed: NDArray[np.float32] = (values32 * scale * weight.astype(np.float32)).astype(np.float32)
+    return normed

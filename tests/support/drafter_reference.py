@@ -24,7 +24,9 @@ class DrafterReference:
     def __init__(
         self, tensors: dict[str, np.ndarray], config: dict[str, Any], embedding: np.ndarray, lm_head: np.ndarray
     ) -> None:
-        self.t = {name: torch.from_numpy(np.asarray(value)).double() for name, value in tensors.items() if name != "d2t"}
+        self.t = {
+            name: torch.from_numpy(np.asarray(value)).double() for name, value in tensors.items() if name != "d2t"
+        }
         self.c = config
         self.embedding, self.lm_head = torch.from_numpy(embedding).double(), torch.from_numpy(lm_head).double()
 

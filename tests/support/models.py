@@ -46,14 +46,16 @@ def save_target(folder: Path, architecture: str = "LlamaForCausalLM", *, seed: i
     model = getattr(transformers, architecture)(config).eval()
     with torch.no_grad():
         # Fresh biases are 0 and fresh norms 1; either would hide a weight that is never read.
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
     return model
 
 
-def save_drafter(folder: Path, *, seed: int = 1, target_hidden_size: int = HIDDEN, **settings: Any) -> dict[str, np.ndarray]:
+def save_drafter(
+    folder: Path, *, seed: int = 1, target_hidden_size: int = HIDDEN, **settings: Any
+) -> dict[str, np.ndarray]:
     """A random two-layer head in our dialect, saved; its tensors by name."""
     from safetensors.numpy import save_file
 

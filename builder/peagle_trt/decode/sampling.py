@@ -119,4 +119,5 @@ def _nucleus(probabilities_V: NDArray[np.float64], top_p: float) -> NDArray[np.f
     kept = int(np.searchsorted(reached_V, top_p)) + 1
     nucleus_V = np.zeros_like(probabilities_V)
     nucleus_V[order_V[:kept]] = probabilities_V[order_V[:kept]]
-    return nucleus_V / nucleus_V.sum()
+    nucleus_V /= nucleus_V.sum()
+    return nucleus_V

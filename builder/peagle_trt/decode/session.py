@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from peagle_trt.build_folder import read_manifest
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.engine.registry import open_engine
-from peagle_trt.errors import PeagleError, UsageError
-from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest
+from peagle_trt.errors import PeagleError
+from peagle_trt.spec import EngineManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,31 +58,6 @@ class Generation:
     text: str
     finish_reason: str
     metrics: RequestMetrics
-
-
-def read_manifest(build_path: Path) -> EngineManifest:
-    """A build's manifest.
-
-    Raises:
-        UsageError: The folder is not a finished build, or one that this release cannot read.
-    """
-    import msgspec
-
-    path = build_path / "manifest.json"
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"`{build_path}` is not a finished build: cannot read `{path.name}` ({error.strerror})",
-            hint="run `peagle-trt build` first; an interrupted build has no manifest",
-        ) from error
-    try:
-        manifest = msgspec.json.decode(content, type=EngineManifest)
-    except msgspec.MsgspecError as error:
-        raise UsageError(f"`{path}` is damaged or of another release: {error}", hint="build again") from error
-    if manifest.format != ARTIFACT_FORMAT:
-        raise UsageError(f"`{path}` has format {manifest.format}; this release reads {ARTIFACT_FORMAT}", hint="build again")
-    return manifest
 
 
 def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBuild:

@@ -66,9 +66,7 @@ class TextTokenizer:
         found = self._tokenizer.token_to_id(token)
         return None if found is None else int(found)
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
-    ) -> str:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
         """Messages as the one text the model was trained to continue.
 
         Args:

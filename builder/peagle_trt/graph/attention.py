@@ -1,8 +1,8 @@
 """Attention of several sequences over their own caches, for ONNX Runtime.
 
-Rows of all sequences lie one after another; a *group* is the run of rows that belongs to one sequence. Projections see all
-rows at once; attention runs once a group, on a cache that is appended in place and costs what is present, not what it
-could hold. ONNX Runtime's GroupQueryAttention takes several query rows for a batch of one only, hence a node a group.
+Rows of all sequences lie one after another; a *group* is the run of rows that belongs to one sequence. Projections see
+all rows at once; attention runs once a group, on a cache that is appended in place and costs what is present, not what
+it could hold. A node a group, since GroupQueryAttention takes several query rows for a batch of one only.
 
 Letters: T rows of all groups, n rows of one group, G groups, C positions a cache holds, D head width.
 """

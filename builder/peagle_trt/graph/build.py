@@ -71,7 +71,7 @@ def target_buckets(max_batch_size: int) -> list[int]:
 
 
 def drafter_buckets(max_batch_size: int) -> list[int]:
-    """Group counts of the drafter's graphs: it is small, and a group without a sequence costs as many rows as one with."""
+    """Group counts of the drafter's graphs: it is small, and a group without a sequence costs as much as one with."""
     powers = {2**exponent for exponent in range(max_batch_size.bit_length())}
     return sorted({*powers, max_batch_size})
 

@@ -1,7 +1,7 @@
 """Graph of the drafter: a verify step's outcome in, K draft tokens of every sequence out, in one pass.
 
-Letters: B sequences, R rows carried over, K drafted slots, W = R + K - 1, T = B * W, A auxiliary states, H and Ht hidden
-sizes of drafter and target, D draft vocabulary.
+Letters: B sequences, R rows carried over, K drafted slots, W = R + K - 1, T = B * W, A auxiliary states, H and Ht
+hidden sizes of drafter and target, D draft vocabulary.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def drafter_graph(
 ) -> onnx.ModelProto:
     """Write the drafter. B is fixed to `num_groups`; R and K are free.
 
-    Inputs: `next_token_ids` [B, R] int32, `hidden` [B, R, A * Ht] float32, `num_accepted` and `start_positions` [B] int32,
-    `mask_token_ids` [K] int32 (see peagle_trt_plugins.contract); `row_counts`, `key_lengths` and caches as in the target's
-    graph, where a group is a sequence of W rows.
+    Inputs: `next_token_ids` [B, R] int32, `hidden` [B, R, A * Ht] float32, `num_accepted` and `start_positions` [B]
+    int32, `mask_token_ids` [K] int32 (see peagle_trt_plugins.contract); `row_counts`, `key_lengths` and caches as in
+    the target's graph, where a group is a sequence of W rows.
     Outputs: `draft_token_ids` [B, K] int32 in the target's vocabulary, `draft_logits` [B, K, D] float32; caches.
 
     Args:
@@ -69,7 +69,9 @@ def _parallel_draft(builder: GraphBuilder, config: DrafterConfig, batch: int) ->
     num_accepted = builder.input("num_accepted", "INT32", [batch])
     start_positions = builder.input("start_positions", "INT32", [batch])
     mask_token_ids = builder.input("mask_token_ids", "INT32", ["K"])
-    fused = builder.op("Gemm", _before_fc(builder, config, flatten(builder, hidden, fused_width)), builder.weight("fc"), transB=1)
+    fused = builder.op(
+        "Gemm", _before_fc(builder, config, flatten(builder, hidden, fused_width)), builder.weight("fc"), transB=1
+    )
     by_sequence = builder.op("Reshape", fused, builder.constant(np.array([batch, -1, config.hidden_size], np.int64)))
     builder.function(parallel_draft_function())
     layer_input, residual, _, sample_rows = builder.ops(

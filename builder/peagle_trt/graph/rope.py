@@ -44,7 +44,7 @@ def amplitude(rope: RopeConfig) -> float:
 
 
 def rotary_tables(builder: GraphBuilder, rope: RopeConfig, head_dim: int, positions: int) -> tuple[str, str]:
-    """cos and sin of every position, [positions, head_dim / 2] float32 each.
+    """Cosine and sine of every position, [positions, head_dim / 2] float32 each.
 
     They are written as a formula that the runtime folds when it loads the graph: a stored table for 128 k positions
     would weigh tens of megabytes in every graph file.

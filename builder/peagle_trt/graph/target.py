@@ -22,10 +22,11 @@ def target_graph(
 ) -> onnx.ModelProto:
     """Write the target.
 
-    Inputs: `token_ids` [T] int32; `row_counts` [G] int64 (absent for one group); `key_lengths` [G] int32, tokens in the
-    cache after this pass; `logit_rows` [L] int64; `key.{layer}.{group}`, `value.{layer}.{group}` [1, Hkv, C, D] float32.
-    Outputs: `logits` [L, V] and `hidden` [T, A * H] float32; every cache again under `NAME.out`, to be bound to the very
-    buffer of its input.
+    Inputs: `token_ids` [T] int32; `row_counts` [G] int64 (absent for one group); `key_lengths` [G] int32, tokens in
+    the cache after this pass; `logit_rows` [L] int64; `key.{layer}.{group}` and `value.{layer}.{group}`
+    [1, Hkv, C, D] float32.
+    Outputs: `logits` [L, V] and `hidden` [T, A * H] float32; every cache again under `NAME.out`, to be bound to the
+    very buffer of its input.
 
     Args:
         config: The target.
@@ -64,12 +65,13 @@ def _layers(
     builder: GraphBuilder, attention: GroupedAttention, config: TargetConfig, token_ids: str
 ) -> tuple[dict[int, str], str, str]:
     """The streams entering each layer, by layer; then the last layer's MLP output and stream, still to be added."""
+    epsilon = config.rms_norm_eps
     embedded = builder.op("Gather", builder.weight("embed_tokens"), token_ids, axis=0)
     streams = {0: embedded}
-    normed, stream = rms_norm(builder, embedded, "layers.0.input_norm", config.rms_norm_eps), embedded
-    for layer in range(config.num_layers):
-        if layer > 0:
-            normed, stream = add_and_norm(builder, last, stream, f"layers.{layer}.input_norm", config.rms_norm_eps)
-            streams[layer] = stream
-        last, stream = decoder_layer(builder, attention, layer, normed, stream, config.rms_norm_eps)
+    normed = rms_norm(builder, embedded, "layers.0.input_norm", epsilon)
+    last, stream = decoder_layer(builder, attention, 0, normed, embedded, epsilon)
+    for layer in range(1, config.num_layers):
+        normed, stream = add_and_norm(builder, last, stream, f"layers.{layer}.input_norm", epsilon)
+        streams[layer] = stream
+        last, stream = decoder_layer(builder, attention, layer, normed, stream, epsilon)
     return streams, last, stream

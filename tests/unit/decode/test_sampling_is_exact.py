@@ -20,9 +20,7 @@ SETTINGS = {
     "top-k": SamplingSettings(temperature=1.0, top_k=4),
     "top-p": SamplingSettings(temperature=1.3, top_p=0.85),
     "top-k-and-top-p": SamplingSettings(temperature=1.1, top_k=5, top_p=0.9),
-    "penalties": SamplingSettings(
-        temperature=1.0, repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=0.2
-    ),
+    "penalties": SamplingSettings(temperature=1.0, repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=0.2),
 }
 
 
@@ -43,7 +41,7 @@ def test_a_wrong_acceptance_rule_would_be_caught() -> None:
 
 
 def test_drawn_drafts_are_accepted_as_often_as_the_distributions_overlap() -> None:
-    # At the first position the acceptance probability of drawn drafts is sum_v min(p, q). Source: arXiv 2211.17192, 3.6.
+    # The acceptance probability of a drawn draft is sum_v min(p, q). Source: arXiv 2211.17192, section 3.
     engine = MarkovEngine(agreement=0.8, max_batch_size=8)
     settings = SamplingSettings(temperature=1.0)
     accepted = sum(metrics_of(engine, settings, seed).accepted_by_position[0] for seed in range(3000))

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from peagle_trt.engine.protocol import DraftRows
-from peagle_trt.verify.tolerances import LOGITS_FP32
+from peagle_trt.verify.tolerances import TOLERANCES
 
 from tests.support.drafter_reference import DrafterReference
 from tests.support.models import HIDDEN, VOCABULARY, BuiltPair, open_pair, save_drafter, save_target
 
+TOLERANCE = TOLERANCES["fp32"].logits
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "one-layer": {"num_hidden_layers": 1},
@@ -26,7 +27,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=CASES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[BuiltPair, DrafterReference]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[BuiltPair, DrafterReference]:
     folder = tmp_path_factory.mktemp(request.param)
     save_target(folder / "target")
     tensors = save_drafter(folder / "drafter", **CASES[request.param])
@@ -45,7 +48,7 @@ def test_several_steps_equal_a_full_recompute(pair: tuple[BuiltPair, DrafterRefe
         item = history.advance(0, rows, accepted)
         found = built.engine.run_drafter([item], draft_tokens)
         expected = reference.draft_logits(history.tokens, np.array(history.hidden), draft_tokens)
-        np.testing.assert_allclose(found.logits[0], expected, atol=LOGITS_FP32.absolute, rtol=0)
+        np.testing.assert_allclose(found.logits[0], expected, atol=TOLERANCE, rtol=0)
         wanted = built.engine.draft_to_target[expected.argmax(-1)]
         assert found.token_ids[0].tolist() == wanted.tolist()
 
@@ -60,7 +63,7 @@ def test_sequences_share_one_pass(pair: tuple[BuiltPair, DrafterReference], slot
     found = built.engine.run_drafter(items, 5)
     for index, history in enumerate(histories.values()):
         expected = reference.draft_logits(history.tokens, np.array(history.hidden), 5)
-        np.testing.assert_allclose(found.logits[index], expected, atol=LOGITS_FP32.absolute, rtol=0)
+        np.testing.assert_allclose(found.logits[index], expected, atol=TOLERANCE, rtol=0)
 
 
 class History:
@@ -78,9 +81,7 @@ class History:
         self.tokens += tokens[: accepted + 1].tolist()
         self.hidden += list(hidden[: accepted + 1])
         hidden[accepted + 1 :] = np.nan
-        return DraftRows(
-            slot=slot, next_token_ids=tokens, hidden=hidden, num_accepted=accepted, start_position=start
-        )
+        return DraftRows(slot=slot, next_token_ids=tokens, hidden=hidden, num_accepted=accepted, start_position=start)
 
 
 def test_more_slots_than_the_engine_takes_are_refused(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from peagle_trt.engine.protocol import TargetRows
 from peagle_trt.errors import CheckpointError
-from peagle_trt.verify.tolerances import LOGITS_FP32
+from peagle_trt.verify.tolerances import TOLERANCES
 
 from tests.support.models import VOCABULARY, open_pair, save_drafter, save_target
 
+TOLERANCE = TOLERANCES["fp32"].logits
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -55,8 +56,8 @@ def test_logits_and_hidden_states_equal_transformers(pair: tuple[Any, Any], leng
     token_ids = _tokens(length)
     logits, hidden = _reference(model, token_ids)
     (found,) = engine.run_target([_rows(0, token_ids, 0, length)])
-    np.testing.assert_allclose(found.logits, logits, atol=LOGITS_FP32.absolute, rtol=0)
-    np.testing.assert_allclose(found.hidden, hidden, atol=LOGITS_FP32.absolute, rtol=LOGITS_FP32.absolute)
+    np.testing.assert_allclose(found.logits, logits, atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(found.hidden, hidden, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_decoding_with_the_cache_equals_one_long_prompt(pair: tuple[Any, Any]) -> None:
@@ -68,7 +69,7 @@ def test_decoding_with_the_cache_equals_one_long_prompt(pair: tuple[Any, Any]) -
         (output,) = engine.run_target([_rows(3, token_ids[position : position + count], position, count)])
         found.append(output.logits.copy())
         position += count
-    np.testing.assert_allclose(np.concatenate(found), expected, atol=LOGITS_FP32.absolute, rtol=0)
+    np.testing.assert_allclose(np.concatenate(found), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_a_rejected_tail_is_overwritten(pair: tuple[Any, Any]) -> None:
@@ -78,7 +79,7 @@ def test_a_rejected_tail_is_overwritten(pair: tuple[Any, Any]) -> None:
     engine.run_target([_rows(0, token_ids[:20], 0, 0)])
     engine.run_target([_rows(0, np.roll(token_ids, 7)[20:27], 20, 7)])
     (found,) = engine.run_target([_rows(0, token_ids[20:], 20, 10)])
-    np.testing.assert_allclose(found.logits, expected[20:], atol=LOGITS_FP32.absolute, rtol=0)
+    np.testing.assert_allclose(found.logits, expected[20:], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("slots", [[0, 1], [5, 2, 7], [0, 1, 2, 3, 4, 5, 6, 7]])
@@ -93,7 +94,7 @@ def test_sequences_of_mixed_lengths_do_not_see_each_other(pair: tuple[Any, Any],
             engine.run_target([_rows(slot, prompt[:start], 0, 0)])
     rows = [_rows(slot, prompt[start:], start, 2) for slot, prompt, start in zip(slots, prompts, starts, strict=True)]
     for output, reference in zip(engine.run_target(rows), references, strict=True):
-        np.testing.assert_allclose(output.logits, reference[-2:], atol=LOGITS_FP32.absolute, rtol=0)
+        np.testing.assert_allclose(output.logits, reference[-2:], atol=TOLERANCE, rtol=0)
 
 
 def _tokens(length: int, seed: int = 0) -> np.ndarray:

@@ -1,0 +1,1 @@
+"""Measures what speculation gains; nothing here is asserted by a test."""

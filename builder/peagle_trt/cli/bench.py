@@ -1,0 +1,141 @@
+"""`peagle-trt bench`: how much speculation gains, here, on these prompts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from peagle_trt.bench.clients import Client, InProcessClient, TritonClient
+from peagle_trt.bench.measure import Method, Result, measure
+from peagle_trt.bench.prompt_sets import SHIPPED, read_prompts
+from peagle_trt.cli.options import FOLDER, config_option, threads_option
+from peagle_trt.cli.output import Output
+from peagle_trt.decode.session import open_build
+from peagle_trt.errors import UsageError
+from peagle_trt.machine import probe_machine
+
+METHODS = ("p-eagle", "none")
+
+
+def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"`{value}` is not a list of numbers such as 1,4,8", param=parameter) from error
+    if min(numbers) < 1:
+        raise click.BadParameter("every number must be 1 or more", param=parameter)
+    return numbers
+
+
+@click.command("bench")
+@click.argument("build_path", metavar="[BUILD]", type=FOLDER, required=False)
+@click.option("--url", help="Measure a served build instead, such as http://127.0.0.1:8000.")
+@click.option("--prompts", default="mt-bench", show_default=True, help=f"{', '.join(SHIPPED)}, or a JSONL file.")
+@click.option("--num-prompts", type=click.IntRange(min=1), default=20, show_default=True, help="Prompts to take.")
+@click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest answer.")
+@click.option("--concurrency", default="1", callback=_numbers, show_default=True, help="Requests in flight, a list.")
+@click.option("-k", "--draft-tokens", default="5", callback=_numbers, show_default=True, help="K, a list.")
+@click.option("--method", type=click.Choice(METHODS), default="p-eagle", show_default=True, help="How to decode.")
+@click.option(
+    "--baseline", type=click.Choice(["none"]), default="none", show_default=True, help="What a speed-up is over."
+)
+@click.option("--chat/--no-chat", "is_chat", default=True, show_default=True, help="Apply the chat template.")
+@click.option("--ignore-eos", is_flag=True, help="Give every answer its full length.")
+@threads_option
+@config_option
+@click.pass_obj
+def command(
+    output: Output,
+    *,
+    build_path: Path | None,
+    url: str | None,
+    prompts: str,
+    num_prompts: int,
+    max_tokens: int,
+    concurrency: tuple[int, ...],
+    draft_tokens: tuple[int, ...],
+    method: str,
+    baseline: str,
+    is_chat: bool,
+    ignore_eos: bool,
+    num_threads: int | None,
+) -> None:
+    """Measure BUILD, or a served one: tokens a second, acceptance, and the speed-up over plain decoding.
+
+    Methods take turns on the same prompts, so that a busy machine slows all of them alike.
+    """
+    chosen = read_prompts(prompts, num_prompts)
+    client = _client(build_path, url, is_chat=is_chat, ends=not ignore_eos, num_threads=num_threads)
+    methods = _methods(method, concurrency, draft_tokens)
+    results = measure(client, chosen.prompts, methods, max_tokens=max_tokens, report=output.progress)
+    settings = {
+        "build": build_path,
+        "url": url,
+        "prompts": chosen.name,
+        "num_prompts": len(chosen.prompts),
+        "max_tokens": max_tokens,
+        "chat": is_chat,
+        "ignore_eos": ignore_eos,
+        "baseline": baseline,
+    }
+    best = max((item for item in results if item.method.name == method), key=lambda item: item.tokens_per_second)
+    machine = asdict(probe_machine())
+    document = {**_document(best), "settings": settings, "results": [_document(item) for item in results]}
+    output.result({**document, "machine": machine}, _table(results))
+
+
+def _client(build_path: Path | None, url: str | None, *, is_chat: bool, ends: bool, num_threads: int | None) -> Client:
+    if (build_path is None) == (url is None):
+        raise UsageError("give a BUILD or a --url, one of the two")
+    if url is not None:
+        return TritonClient(url, is_chat=is_chat, ends=ends)
+    assert build_path is not None
+    return InProcessClient(open_build(build_path, num_threads=num_threads), is_chat=is_chat, ends=ends)
+
+
+def _methods(name: str, concurrency: tuple[int, ...], draft_tokens: tuple[int, ...]) -> list[Method]:
+    methods = []
+    for count in concurrency:
+        methods.append(Method(name="none", draft_tokens=0, concurrency=count))
+        if name != "none":
+            methods += [Method(name=name, draft_tokens=slots, concurrency=count) for slots in draft_tokens]
+    return methods
+
+
+def _document(result: Result) -> dict[str, object]:
+    document = asdict(result)
+    method = document.pop("method")
+    return {"method": method["name"], **{key: method[key] for key in ("draft_tokens", "concurrency")}, **document}
+
+
+def _table(results: list[Result]) -> str:
+    header = ("method", "K", "concurrency", "tokens/s", "speed-up", "acceptance", "by position", "same answer")
+    rows = [header, *(_row(result) for result in results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _row(result: Result) -> tuple[str, ...]:
+    equal = result.is_equal_to_baseline
+    return (
+        result.method.name,
+        str(result.method.draft_tokens or "-"),
+        str(result.method.concurrency),
+        f"{result.tokens_per_second:.1f}",
+        _speedup(result),
+        f"{result.acceptance_length:.2f}" if result.method.draft_tokens else "-",
+        " ".join(f"{share:.2f}" for share in result.acceptance_by_position) or "-",
+        "-" if equal is None else f"{equal:.0%}",
+    )
+
+
+def _speedup(result: Result) -> str:
+    if result.speedup is None:
+        return "-"
+    if result.speedup_low is None or result.speedup_high is None:
+        return f"{result.speedup:.2f}x"
+    return f"{result.speedup:.2f}x ({result.speedup_low:.2f}-{result.speedup_high:.2f})"

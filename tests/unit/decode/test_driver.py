@@ -1,0 +1,93 @@
+"""The engine's thread: many callers, one loop, no caller able to harm another."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from peagle_trt.decode.driver import EngineThread
+from peagle_trt.decode.loop import DecodeLoop
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest
+from peagle_trt.errors import RequestError
+
+from tests.support.markov_engine import MarkovEngine
+
+WAIT_SECONDS = 60.0
+
+
+class Collector:
+    """Gathers one request's chunks."""
+
+    def __init__(self) -> None:
+        self.chunks: list[GenerationChunk] = []
+        self.done = threading.Event()
+
+    def __call__(self, chunk: GenerationChunk) -> None:
+        assert not self.done.is_set(), "nothing comes after the last chunk"
+        self.chunks.append(chunk)
+        if chunk.finish_reason is not None:
+            self.done.set()
+
+    def wait(self) -> list[GenerationChunk]:
+        assert self.done.wait(WAIT_SECONDS)
+        return self.chunks
+
+
+def request(name: str, max_tokens: int = 20) -> GenerationRequest:
+    return GenerationRequest(request_id=name, prompt_ids=(1, 2), max_tokens=max_tokens)
+
+
+@pytest.fixture
+def thread() -> EngineThread:
+    thread = EngineThread(DecodeLoop(MarkovEngine(max_sequence_length=4096), None))
+    thread.start()
+    return thread
+
+
+def test_callers_on_many_threads_all_get_their_answer(thread: EngineThread) -> None:
+    collectors = {str(number): Collector() for number in range(40)}
+    callers = [
+        threading.Thread(target=thread.submit, args=(request(name), collector))
+        for name, collector in collectors.items()
+    ]
+    for caller in callers:
+        caller.start()
+    answers = {tuple(token for chunk in item.wait() for token in chunk.token_ids) for item in collectors.values()}
+    assert len(answers) == 1
+    thread.close()
+
+
+def test_a_refusal_arrives_as_an_error_chunk(thread: EngineThread) -> None:
+    collector = Collector()
+    thread.submit(GenerationRequest(request_id="x", prompt_ids=(), max_tokens=3), collector)
+    (chunk,) = collector.wait()
+    assert (chunk.finish_reason, chunk.error) == ("error", "the prompt is empty")
+    thread.close()
+
+
+def test_cancelling_ends_a_long_answer(thread: EngineThread) -> None:
+    collector = Collector()
+    thread.submit(request("x", max_tokens=4000), collector)
+    thread.cancel("x")
+    assert collector.wait()[-1].finish_reason == "cancelled"
+    thread.close()
+
+
+def test_a_callback_that_raises_harms_nobody_else(thread: EngineThread) -> None:
+    def broken(_: GenerationChunk) -> None:
+        raise RuntimeError("a caller's fault")
+
+    collector = Collector()
+    thread.submit(request("bad"), broken)
+    thread.submit(request("good"), collector)
+    assert collector.wait()[-1].finish_reason == "length"
+    thread.close()
+
+
+def test_closing_cancels_what_is_in_flight_and_refuses_what_follows(thread: EngineThread) -> None:
+    collector = Collector()
+    thread.submit(request("x", max_tokens=4000), collector)
+    thread.close()
+    assert collector.wait()[-1].finish_reason == "cancelled"
+    with pytest.raises(RequestError, match="shutting down"):
+        thread.submit(request("y"), Collector())
