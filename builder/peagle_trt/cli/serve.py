@@ -27,8 +27,9 @@ def command(
     Runs in the foreground. Ctrl-C and SIGTERM stop the server in order, and the command then ends with exit code 0.
     """
     from peagle_trt.deploy.ports import choose_ports
-    from peagle_trt.deploy.serving import serve
+    from peagle_trt.deploy.serving import require_servable, serve
 
+    require_servable(path)
     ports = choose_ports(http_port, grpc_port, metrics_port)
     serve(path, ports, log_folder=log_path, report=output.progress)
     output.result({"stopped": True}, "stopped")

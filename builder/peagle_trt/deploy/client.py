@@ -130,9 +130,13 @@ class GrpcStream:
 
         Raises:
             RequestError: The server refused it.
+            PeagleError: The server has gone silent.
         """
         while True:
-            result, error = self._results.get(timeout=REQUEST_TIMEOUT_SECONDS)
+            try:
+                result, error = self._results.get(timeout=REQUEST_TIMEOUT_SECONDS)
+            except queue.Empty as silence:
+                raise PeagleError(f"no piece came in {REQUEST_TIMEOUT_SECONDS:.0f} s") from silence
             if error is not None:
                 raise RequestError(str(error))
             piece = _grpc_outputs(result)

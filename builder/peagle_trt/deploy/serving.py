@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from peagle_trt.deploy.build_files import read_whole_build
 from peagle_trt.deploy.ports import LOOPBACK, ServerPorts
 from peagle_trt.deploy.repository import assemble_repository, is_repository
 from peagle_trt.deploy.server import TritonServer
@@ -40,6 +41,7 @@ def serve(path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Re
         MachineError: This machine cannot serve.
         PeagleError: The server did not start, or died.
     """
+    require_servable(path)
     with contextlib.ExitStack() as stack:
         repository = path if is_repository(path) else stack.enter_context(_temporary_repository(path))
         log_path = (log_folder or stack.enter_context(_temporary_folder())) / LOG_NAME
@@ -55,6 +57,16 @@ def serve(path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Re
                 report("stopping")
             finally:
                 server.stop()
+
+
+def require_servable(path: Path) -> None:
+    """Refuses early what `serve` could not serve.
+
+    Raises:
+        UsageError: `path` is neither a finished build nor a repository of ours.
+    """
+    if not is_repository(path):
+        read_whole_build(path)
 
 
 @contextlib.contextmanager
