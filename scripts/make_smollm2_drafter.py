@@ -20,7 +20,9 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.collect import CollectionPlan, collect_features, invent_questions, read_questions, write_questions
@@ -118,39 +120,69 @@ def evaluate_head(
     return lengths
 
 
+def draft_vocabulary(
+    arguments: argparse.Namespace, target: LlamaTarget, sequences: list[TrainingSequence]
+) -> NDArray[np.int64]:
+    """The vocabulary of an earlier run in this folder, or the most frequent tokens of answers and questions.
+
+    Answers count twenty times: the questions only say which rarer tokens later answers will need.
+    """
+    path = arguments.work / "draft_vocabulary.npy"
+    if path.exists():
+        return np.load(path)
+    config = target.config
+    chat = read_chat_format(arguments.target, config.eos_token_ids[0])
+    counts = 20 * count_tokens(sequences, config.vocab_size)
+    for question in read_questions(arguments.work / "questions.jsonl"):
+        for turn in question.turns:
+            counts += np.bincount(chat.encode(turn), minlength=config.vocab_size)
+    # Single bytes have the lowest ids after the special tokens.
+    always = {*config.eos_token_ids, *range(17, 273)}
+    vocabulary = choose_draft_vocabulary(counts, coverage=0.0, always=always, size=arguments.draft_vocab_size)
+    np.save(path, vocabulary)
+    return vocabulary
+
+
 def train(arguments: argparse.Namespace) -> None:
-    """Train, export and evaluate until the schedule ends."""
+    """Train on the answers there are, and on more of them with every epoch; export and evaluate on the way."""
     target = read_llama(arguments.target, torch.float32)
-    sequences = [s for s in read_all_sequences(arguments.work) if len(s.token_ids) - s.prompt_length >= 8]
-    num_tokens = sum(len(s.token_ids) - s.prompt_length for s in sequences)
-    logger.info("%d answers, %d answer tokens", len(sequences), num_tokens)
-    answers = {name: read_all_sequences(arguments.work / f"evaluation/{name}") for name in BENCHMARKS}
+
+    def read_more() -> list[TrainingSequence]:
+        found = [s for s in read_all_sequences(arguments.work) if len(s.token_ids) - s.prompt_length >= 8]
+        num_tokens = sum(len(s.token_ids) - s.prompt_length for s in found)
+        logger.info("%d answers, %d answer tokens", len(found), num_tokens)
+        return found
+
+    sequences = read_more()
     settings = TrainingSettings(
-        drop=DropSettings(num_depths=7, retention=arguments.retention),
+        drop=DropSettings(num_depths=arguments.depths, retention=arguments.retention),
         optimizer=OptimizerSettings(
-            matrix_rate=arguments.matrix_rate, other_rate=2e-3, warmup_steps=30, total_steps=arguments.steps
+            matrix_rate=arguments.matrix_rate,
+            other_rate=2e-3,
+            warmup_steps=20,
+            total_steps=arguments.steps,
+            decay_steps=arguments.decay_steps,
         ),
         tokens_per_step=arguments.tokens_per_step,
+        save_seconds=arguments.save_seconds,
     )
-    counts = count_tokens(sequences, target.config.vocab_size)
-    # Single bytes have the lowest ids after the special tokens.
-    always = {*target.config.eos_token_ids, *range(17, 17 + 256)}
-    vocabulary = choose_draft_vocabulary(counts, coverage=0.985, always=always)
-    logger.info("draft vocabulary %d covers %.4f", len(vocabulary), counts[vocabulary].sum() / counts.sum())
     trainer, _ = new_trainer(
         target,
         sequences,
         settings,
         arguments.output / "run",
-        draft_to_target=vocabulary,
+        draft_to_target=draft_vocabulary(arguments, target, sequences),
         mask_token_id=MASK_TOKEN_ID,
         compute_dtype=torch.bfloat16,
+        read_more=read_more,
     )
     if (arguments.output / "run/state.pt").exists():
         trainer.restore()
 
     def export(current: Trainer) -> dict[str, float]:
+        vocabulary = current.tables.draft_to_target_D.numpy()
         write_head(arguments.output, current.head, vocabulary, target.config, current.averaged_state())
+        answers = {name: read_all_sequences(arguments.work / f"evaluation/{name}") for name in BENCHMARKS}
         return evaluate_head(arguments.output, target, answers)
 
     trainer.run(export)
@@ -170,7 +202,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--tokens-per-step", type=int, default=3000)
     parser.add_argument("--matrix-rate", type=float, default=0.01)
-    parser.add_argument("--retention", type=float, default=0.7)
+    parser.add_argument("--retention", type=float, default=0.6)
+    parser.add_argument("--depths", type=int, default=6)
+    parser.add_argument("--decay-steps", type=int)
+    parser.add_argument("--draft-vocab-size", type=int, default=12288)
+    parser.add_argument("--save-seconds", type=float, default=600.0)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

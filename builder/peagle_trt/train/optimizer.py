@@ -26,6 +26,7 @@ class OptimizerSettings:
         weight_decay: Decoupled decay of both, relative to the rate.
         warmup_steps: Linear rise from zero.
         total_steps: End of the linear fall.
+        decay_steps: Length of the fall; before it the rate stays at its peak. None falls from the end of the rise.
         final_share: Share of the peak rate that is left at the end.
     """
 
@@ -36,13 +37,15 @@ class OptimizerSettings:
     weight_decay: float = 0.0
     warmup_steps: int = 50
     total_steps: int = 1000
+    decay_steps: int | None = None
     final_share: float = 0.02
 
     def rate_share(self, step: int) -> float:
         """Share of the peak rate at a step, counted from zero."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
-        remaining = max(0.0, (self.total_steps - step) / max(1, self.total_steps - self.warmup_steps))
+        decay_steps = self.total_steps - self.warmup_steps if self.decay_steps is None else self.decay_steps
+        remaining = min(1.0, max(0.0, (self.total_steps - step) / max(1, decay_steps)))
         return self.final_share + (1.0 - self.final_share) * remaining
 
 

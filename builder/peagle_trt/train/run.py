@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,7 +133,7 @@ def train_head(request: TrainingRequest, *, report: Callable[[str], None]) -> Tr
 
 def new_trainer(
     target: LlamaTarget,
-    sequences: list[TrainingSequence],
+    sequences: Sequence[TrainingSequence],
     settings: TrainingSettings,
     folder: Path,
     *,
@@ -141,6 +141,7 @@ def new_trainer(
     mask_token_id: int,
     num_layers: int = 2,
     compute_dtype: torch.dtype,
+    read_more: Callable[[], Sequence[TrainingSequence]] | None = None,
 ) -> tuple[Trainer, FrozenTables]:
     """A fresh head for these answers, started from the target's last layers, and its trainer."""
     config = drafter_config(
@@ -154,7 +155,7 @@ def new_trainer(
     tables = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, compute_dtype)
     head = seeded_head(config, auxiliary_scale(sequences), compute_dtype, settings.seed)
     copy_last_layers(head, target.weights, target.config.num_layers)
-    return Trainer(head, tables, sequences, settings, folder), tables
+    return Trainer(head, tables, sequences, settings, folder, read_more), tables
 
 
 def _start(

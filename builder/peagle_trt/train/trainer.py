@@ -61,6 +61,7 @@ class Trainer:
         sequences: Sequence[TrainingSequence],
         settings: TrainingSettings,
         folder: Path,
+        read_more: Callable[[], Sequence[TrainingSequence]] | None = None,
     ) -> None:
         """Set up a run from its first step.
 
@@ -70,9 +71,11 @@ class Trainer:
             sequences: All answers to train on.
             settings: The run.
             folder: Takes state.pt and metrics.jsonl.
+            read_more: Asked at the start of every epoch for all answers there are by then, the known ones first.
         """
         self.head, self.settings = head, settings
-        self._tables, self._sequences, self._folder = tables, sequences, folder
+        self.tables, self._sequences, self._folder = tables, sequences, folder
+        self._read_more, self._num_sequences = read_more, len(sequences)
         self._optimizer = SplitOptimizer(head.named_parameters(), settings.optimizer, compute_dtype=head.compute_dtype)
         self._average = {name: value.detach().clone() for name, value in head.named_parameters()}
         self._step, self._epoch, self._step_in_epoch = 0, 0, 0
@@ -124,10 +127,14 @@ class Trainer:
         self._optimizer.restore(state["optimizer"])
         self._average = state["average"]
         self._step, self._epoch, self._step_in_epoch = state["step"], state["epoch"], state["step_in_epoch"]
+        self._num_sequences = state["num_sequences"]
 
     def _orders(self) -> Iterator[list[int]]:
-        lengths = [len(sequence.token_ids) for sequence in self._sequences]
         while True:
+            if self._read_more is not None and self._step_in_epoch == 0:
+                self._sequences = self._read_more()
+                self._num_sequences = len(self._sequences)
+            lengths = [len(sequence.token_ids) for sequence in self._sequences[: self._num_sequences]]
             orders = batch_orders(
                 lengths, tokens_per_step=self.settings.tokens_per_step, seed=self.settings.seed, epoch=self._epoch
             )
@@ -147,12 +154,12 @@ class Trainer:
         chosen = [self._sequences[index] for index in indices]
         batch = make_batch(chosen, self.settings.drop, self.head.config.mask_token_id, generator)
         weights = torch.pow(torch.tensor(self.settings.depth_decay), batch.depths)
-        hidden_RH = self.head(batch.rows, self._tables.embeddings_VH)
+        hidden_RH = self.head(batch.rows, self.tables.embeddings_VH)
         parts = distillation_loss(
             hidden_RH[batch.supervised_rows],
             batch.target_normed_UH,
             batch.target_indices,
-            self._tables.head_DH,
+            self.tables.head_DH,
             weights / weights.sum(),
         )
         torch.autograd.backward(parts.loss)
@@ -187,6 +194,7 @@ class Trainer:
             "step": self._step,
             "epoch": self._epoch,
             "step_in_epoch": self._step_in_epoch,
+            "num_sequences": self._num_sequences,
         }
         torch.save(state, staging)
         staging.rename(self._folder / "state.pt")
