@@ -154,8 +154,10 @@ class EngineStages:
             self._engine.close()
 
     def load(self) -> tuple[str, ...]:
-        """engine: load every graph; ONNX Runtime compiles at load, so this stage leaves no file."""
-        self._open()
+        """engine: load every graph once; ONNX Runtime compiles at load, so this stage leaves no file."""
+        from peagle_trt.engine.registry import check_engine
+
+        check_engine(self._folder, self._manifest)
         return ()
 
     def verify(self, checkpoints: Checkpoints) -> tuple[str, ...]:

@@ -104,5 +104,8 @@ class MarkovEngine:
             logits[index] = self.draft_logits[:draft_tokens, bonus]
         return DraftOutput(token_ids=logits.argmax(-1).astype(np.int32), logits=logits)
 
+    def preload(self) -> None:
+        """Nothing is loaded late."""
+
     def close(self) -> None:
         self.cache.clear()

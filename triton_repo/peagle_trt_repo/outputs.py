@@ -24,7 +24,10 @@ _DATA_TYPES: dict[str, DataType] = {field.name: field.data_type for field in PEA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerMetrics:
-    """What a finished answer cost; the names are those of the outputs."""
+    """What a finished answer cost; the names are those of the outputs.
+
+    `accepted_by_position` holds a single 0 for an answer that was decoded without drafts.
+    """
 
     num_input_tokens: int
     num_output_tokens: int
@@ -33,6 +36,7 @@ class AnswerMetrics:
     acceptance_rate: float
     acceptance_length: float
     num_verify_steps: int
+    accepted_by_position: tuple[int, ...]
     finish_reason: str
 
 
@@ -59,13 +63,15 @@ def text_length_array(text: str) -> NDArray[np.generic]:
 
 
 def metric_arrays(metrics: AnswerMetrics) -> dict[str, NDArray[np.generic]]:
-    """Arrays of the metrics, [1,1] each."""
+    """Arrays of the metrics, [1,1] each, [1,K] for those by position."""
     names = [field.name for field in (*METRIC_OUTPUTS, *OWN_OUTPUTS)]
-    values = {name: getattr(metrics, name) for name in names}
-    return {
-        name: shaped([value.encode() if isinstance(value, str) else value], _DATA_TYPES[name])
-        for name, value in values.items()
-    }
+    return {name: shaped(_as_row(getattr(metrics, name)), _DATA_TYPES[name]) for name in names}
+
+
+def _as_row(value: object) -> Sequence[object]:
+    if isinstance(value, tuple):
+        return value
+    return [value.encode() if isinstance(value, str) else value]
 
 
 def shaped(values: Sequence[object], data_type: DataType) -> NDArray[np.generic]:

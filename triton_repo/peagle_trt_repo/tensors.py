@@ -124,6 +124,7 @@ METRIC_OUTPUTS = (
 OWN_OUTPUTS = (
     TensorField("acceptance_length", "FP32"),
     TensorField("num_verify_steps", "INT32"),
+    TensorField("accepted_by_position", "INT32", (-1,)),
     TensorField("finish_reason", "STRING"),
 )
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.engine.ort_graph import CachedGraph, SlotCaches
+from peagle_trt.engine.ort_graph import GraphFamily
 from peagle_trt.engine.protocol import DraftOutput, DraftRows, TargetOutput, TargetRows
-from peagle_trt.spec import DrafterConfig, EngineManifest, TargetConfig
+from peagle_trt.spec import EngineManifest
 
 
 class OnnxRuntimeEngine:
     """Target and drafter of one build. See `engine.protocol.Engine`.
 
     A pass takes the smallest graph with a group for every sequence; groups left over carry padding rows, on a scratch
-    cache that no sequence owns.
+    cache that no sequence owns. A graph is loaded when a pass first needs it, or by `preload`.
 
     Args:
         build_path: Folder of the build.
@@ -32,8 +32,8 @@ class OnnxRuntimeEngine:
         self.target = manifest.target
         self.drafter = manifest.drafter
         self.shapes = manifest.shapes
-        self._targets = _load(build_path, manifest, "target", manifest.target, num_threads)
-        self._drafters = _load(build_path, manifest, "drafter", manifest.drafter, num_threads)
+        self._targets = GraphFamily(build_path, manifest, "target", manifest.target, num_threads)
+        self._drafters = GraphFamily(build_path, manifest, "drafter", manifest.drafter, num_threads)
         self.draft_to_target = _read_draft_to_target(build_path)
 
     def run_target(self, rows: Sequence[TargetRows]) -> list[TargetOutput]:
@@ -49,7 +49,7 @@ class OnnxRuntimeEngine:
             ValueError: A slot appears twice or does not exist, or rows run past the cache.
         """
         self._check([(item.slot, item.start_position + len(item.token_ids)) for item in rows])
-        groups = _smallest(self._targets, len(rows))
+        groups = self._targets.smallest(len(rows))
         padding = groups - len(rows)
         counts_G = np.array([len(item.token_ids) for item in rows] + [1] * padding, np.int64)
         ends_G = np.array([item.start_position + len(item.token_ids) for item in rows] + [1] * padding, np.int32)
@@ -67,7 +67,7 @@ class OnnxRuntimeEngine:
             "logits": (np.float32, (len(feeds["logit_rows"]), self.target.vocab_size)),
             "hidden": (np.float32, (int(stops_G[-1]), width)),
         }
-        found = self._targets[groups].run(feeds, outputs, slots=[item.slot for item in rows])
+        found = self._targets.graph(groups).run(feeds, outputs, slots=[item.slot for item in rows])
         return _by_sequence(rows, stops_G, found["logits"], found["hidden"])
 
     def run_drafter(self, rows: Sequence[DraftRows], draft_tokens: int) -> DraftOutput:
@@ -87,23 +87,27 @@ class OnnxRuntimeEngine:
             raise ValueError(f"draft_tokens is {draft_tokens}; expected 1..{self.shapes.max_draft_tokens}")
         width = max(len(item.next_token_ids) for item in rows) + draft_tokens - 1
         self._check([(item.slot, item.start_position + width) for item in rows])
-        groups = _smallest(self._drafters, len(rows))
+        groups = self._drafters.smallest(len(rows))
         feeds = self._draft_feeds(rows, groups, draft_tokens)
         outputs = {
             "draft_token_ids": (np.int32, (groups, draft_tokens)),
             "draft_logits": (np.float32, (groups, draft_tokens, self.drafter.draft_vocab_size)),
         }
-        found = self._drafters[groups].run(feeds, outputs, slots=[item.slot for item in rows])
+        found = self._drafters.graph(groups).run(feeds, outputs, slots=[item.slot for item in rows])
         count = len(rows)
         return DraftOutput(token_ids=found["draft_token_ids"][:count], logits=found["draft_logits"][:count])
 
+    def preload(self) -> None:
+        """Load every graph now, so that no request waits for one."""
+        for family in (self._targets, self._drafters):
+            family.preload()
+
     def close(self) -> None:
         """Free sessions and caches; safe to call twice."""
-        self._targets, self._drafters = {}, {}
+        for family in (self._targets, self._drafters):
+            family.close()
 
-    def _draft_feeds(
-        self, rows: Sequence[DraftRows], groups: int, draft_tokens: int
-    ) -> dict[str, NDArray[np.generic]]:
+    def _draft_feeds(self, rows: Sequence[DraftRows], groups: int, draft_tokens: int) -> dict[str, NDArray[np.generic]]:
         num_rows = max(len(item.next_token_ids) for item in rows)
         next_token_ids = np.zeros((groups, num_rows), np.int32)
         hidden = np.zeros((groups, num_rows, rows[0].hidden.shape[1]), np.float32)
@@ -133,33 +137,6 @@ class OnnxRuntimeEngine:
         for slot, end in ends:
             if end > self.shapes.cache_capacity:
                 raise ValueError(f"rows of slot {slot} end at {end}; the cache holds {self.shapes.cache_capacity}")
-
-
-def _load(
-    build_path: Path,
-    manifest: EngineManifest,
-    model: str,
-    config: TargetConfig | DrafterConfig,
-    num_threads: int | None,
-) -> dict[int, CachedGraph]:
-    """Every graph of a model by its number of groups, over shared caches."""
-    caches = SlotCaches(
-        num_slots=manifest.shapes.max_batch_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_key_value_heads,
-        capacity=manifest.shapes.cache_capacity,
-        head_dim=config.head_dim,
-    )
-    prefix = f"{model}.b"
-    paths = {int(role[len(prefix) :]): path for role, path in manifest.graphs.items() if role.startswith(prefix)}
-    return {
-        groups: CachedGraph(build_path / path, caches, num_groups=groups, num_threads=num_threads)
-        for groups, path in sorted(paths.items())
-    }
-
-
-def _smallest(graphs: dict[int, CachedGraph], count: int) -> int:
-    return min(groups for groups in graphs if groups >= count)
 
 
 def _by_sequence(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from peagle_trt.errors import MachineError
+from peagle_trt.spec import DrafterConfig, EngineManifest, TargetConfig
 
 MAX_BINDINGS = 32
 """Sets of slots whose bindings a graph keeps; making one costs about a microsecond a cache."""
@@ -116,6 +117,72 @@ class CachedGraph:
                     binding.bind_input(f"{kind}.{layer}.{group}", *place)
                     binding.bind_output(f"{kind}.{layer}.{group}.out", *place)
         return binding
+
+
+class GraphFamily:
+    """The graphs of one model, one for each number of groups, over the same caches; each loaded at its first use.
+
+    Args:
+        build_path: Folder of the build.
+        manifest: Its manifest.
+        model: "target" or "drafter".
+        config: Sizes of the caches.
+        num_threads: Threads; None takes every core this process may use.
+    """
+
+    def __init__(
+        self,
+        build_path: Path,
+        manifest: EngineManifest,
+        model: str,
+        config: TargetConfig | DrafterConfig,
+        num_threads: int | None,
+    ) -> None:
+        prefix = f"{model}.b"
+        roles = {role: path for role, path in manifest.graphs.items() if role.startswith(prefix)}
+        self._paths = {int(role.removeprefix(prefix)): build_path / path for role, path in roles.items()}
+        self._num_threads = num_threads
+        self._graphs: dict[int, CachedGraph] = {}
+        self._caches = SlotCaches(
+            num_slots=manifest.shapes.max_batch_size,
+            num_layers=config.num_layers,
+            num_heads=config.num_key_value_heads,
+            capacity=manifest.shapes.cache_capacity,
+            head_dim=config.head_dim,
+        )
+
+    def smallest(self, count: int) -> int:
+        """Groups of the smallest graph that takes `count` sequences."""
+        return min(groups for groups in self._paths if groups >= count)
+
+    def graph(self, groups: int) -> CachedGraph:
+        """The graph of that many groups.
+
+        Raises:
+            MachineError: ONNX Runtime cannot load it.
+        """
+        if groups not in self._graphs:
+            path = self._paths[groups]
+            self._graphs[groups] = CachedGraph(path, self._caches, num_groups=groups, num_threads=self._num_threads)
+        return self._graphs[groups]
+
+    def preload(self) -> None:
+        """Load every graph."""
+        for groups in self._paths:
+            self.graph(groups)
+
+    def close(self) -> None:
+        """Free every graph."""
+        self._graphs.clear()
+
+
+def check_graph(path: Path) -> None:
+    """Load a graph and let it go again.
+
+    Raises:
+        MachineError: ONNX Runtime cannot load it.
+    """
+    _load(path, 1)
 
 
 def _load(path: Path, num_threads: int) -> Any:

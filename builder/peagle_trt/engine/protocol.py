@@ -95,6 +95,10 @@ class Engine(Protocol):
         """Draft for up to `max_batch_size` different slots in ONE drafter forward."""
         ...
 
+    def preload(self) -> None:
+        """Load whatever is loaded at first use, so that no request waits for it."""
+        ...
+
     def close(self) -> None:
         """Free sessions and caches; safe to call twice."""
         ...

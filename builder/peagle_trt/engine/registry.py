@@ -28,6 +28,18 @@ def choose_backend(requested: str) -> tuple[str, str]:
     return requested, "asked for"
 
 
+def check_engine(build_path: Path, manifest: EngineManifest) -> None:
+    """Load every engine of a build once, one after the other.
+
+    Raises:
+        MachineError: This machine cannot load one.
+    """
+    from peagle_trt.engine.ort_graph import check_graph
+
+    for path in manifest.graphs.values():
+        check_graph(build_path / path)
+
+
 def open_engine(build_path: Path, manifest: EngineManifest, *, num_threads: int | None = None) -> Engine:
     """Load a build's engines.
 

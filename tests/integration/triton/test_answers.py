@@ -78,6 +78,8 @@ def test_the_metrics_of_an_answer_fit_together(served: Served, loaded: LoadedBui
     assert answer["acceptance_rate"] == pytest.approx(rate)
     length = 1 + answer["total_accepted_draft_tokens"] / answer["num_verify_steps"]
     assert answer["acceptance_length"] == pytest.approx(length)
+    assert sum(answer["accepted_by_position"]) == answer["total_accepted_draft_tokens"]
+    assert len(answer["accepted_by_position"]) == loaded.manifest.shapes.draft_tokens
 
 
 def test_ids_may_take_the_place_of_the_text(served: Served, loaded: LoadedBuild) -> None:

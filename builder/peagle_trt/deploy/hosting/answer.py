@@ -74,6 +74,8 @@ def answer_metrics(chunk: GenerationChunk) -> AnswerMetrics:
         acceptance_rate=_acceptance_rate(metrics),
         acceptance_length=metrics.acceptance_length,
         num_verify_steps=metrics.num_verify_steps,
+        # An empty tensor is not what every client reads as empty.
+        accepted_by_position=metrics.accepted_by_position or (0,),
         finish_reason=chunk.finish_reason,
     )
 
