@@ -23,7 +23,6 @@ COMMANDS = {
     "inspect": CommandEntry(module="peagle_trt.cli.inspect", summary="Show what a target or a head is."),
     "verify": CommandEntry(module="peagle_trt.cli.verify", summary="Compare a build with an independent reference."),
     "generate": CommandEntry(module="peagle_trt.cli.generate", summary="Continue a prompt with a build."),
-    "bench": CommandEntry(module="peagle_trt.cli.bench", summary="Measure speed and acceptance of a build."),
     "train": CommandEntry(module="peagle_trt.cli.train", summary="Train a P-EAGLE head for a target."),
     "repo": CommandEntry(module="peagle_trt.cli.repo", summary="Write the Triton model repository of a build."),
     "serve": CommandEntry(module="peagle_trt.cli.serve", summary="Serve a build with NVIDIA Triton."),
