@@ -1,0 +1,80 @@
+"""Prompts: the shipped sets, the shapes of files, and what is no prompt."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from peagle_trt.bench.prompt_sets import HUMANEVAL_INSTRUCTION, SHIPPED, read_prompts
+from peagle_trt.errors import UsageError
+
+
+@pytest.mark.parametrize(("name", "count"), [("mt-bench", 80), ("humaneval", 164), ("gsm8k", 1319)])
+def test_a_shipped_set_is_whole(name: str, count: int) -> None:
+    assert len(read_prompts(name).prompts) == count
+
+
+def test_every_shipped_set_has_its_licence() -> None:
+    import peagle_trt.bench
+
+    folder = Path(peagle_trt.bench.__path__[0]) / "prompts"
+    assert all((folder / f"{name}.LICENSE").is_file() for name in SHIPPED)
+
+
+def test_humaneval_gets_the_published_instruction() -> None:
+    (prompt,) = read_prompts("humaneval", 1).prompts
+    assert prompt.startswith(HUMANEVAL_INSTRUCTION + "from typing import List")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"turns": ["ask", "again"]}',
+        '{"question": "ask", "answer": "no"}',
+        '{"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "ask"}]}',
+        '{"prompt": "ask"}',
+    ],
+)
+def test_a_file_may_have_any_of_the_shapes(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line + "\n\n")
+    assert read_prompts(str(path)).prompts == ("ask",)
+
+
+def test_a_compressed_file_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"prompt": "ask"}\n'))
+    assert read_prompts(str(path)).prompts == ("ask",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds no prompts"),
+        (b"not json\n", "line 1 is not JSON"),
+        (b'{"prompt": "a"}\n{"text": "b"}\n', "line 2 has no prompt"),
+        (b'{"turns": []}\n', "line 1 has no prompt"),
+        (b'{"prompt": 3}\n', "line 1 has no prompt"),
+        (b'["a"]\n', "line 1 has no prompt"),
+        (b"\xff\xfe", "cannot read"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=message):
+        read_prompts(str(path))
+
+
+def test_a_file_that_only_claims_to_be_compressed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl.gz"
+    path.write_bytes(b"plain")
+    with pytest.raises(UsageError, match="cannot read"):
+        read_prompts(str(path))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError) as caught:
+        read_prompts("mtbench")
+    assert "mt-bench" in caught.value.hint
