@@ -16,6 +16,15 @@ from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.trainer import TrainingSettings
 
 
+def _parse_layers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"`{value}` is not a list of numbers", context, parameter) from error
+
+
 @click.command("train")
 @click.option(
     "--target", metavar="NAME|PATH", required=True, help="A catalog name, a checkpoint's folder, or a GGUF file."
@@ -29,6 +38,13 @@ from peagle_trt.train.trainer import TrainingSettings
 )
 @click.option("-o", "--output", "output_path", type=FOLDER, required=True, help="Folder of the head.")
 @click.option("--layers", type=click.IntRange(min=1), default=2, show_default=True, help="Decoder layers of the head.")
+@click.option(
+    "--aux-layers",
+    "auxiliary_layers",
+    metavar="ID,ID,ID",
+    callback=_parse_layers,
+    help="Target layers whose inputs the head reads; 2, n/2 and n-3 by default.",
+)
 @click.option("--depths", type=click.IntRange(2, 32), default=7, show_default=True, help="K in training; above yours.")
 @click.option("--retention", type=click.FloatRange(0.05, 1.0), default=0.7, show_default=True, help="Kept a depth.")
 @click.option("--draft-vocab-size", type=click.IntRange(min=16), help="Draft vocabulary; 98.5 % coverage by default.")
@@ -55,6 +71,7 @@ def command(
     questions_path: Path,
     output_path: Path,
     layers: int,
+    auxiliary_layers: tuple[int, ...] | None,
     depths: int,
     retention: float,
     draft_vocab_size: int | None,
@@ -78,6 +95,7 @@ def command(
         questions_path=questions_path,
         output_path=output_path,
         num_layers=layers,
+        auxiliary_layers=auxiliary_layers,
         draft_vocab_size=draft_vocab_size,
         mask_token_id=mask_token_id,
         max_new_tokens=max_new_tokens,

@@ -200,7 +200,7 @@ def read_llama(path: Path, compute_dtype: torch.dtype, auxiliary_layers: tuple[i
     Args:
         path: Checkpoint folder or GGUF file.
         compute_dtype: Type of the linear layers.
-        auxiliary_layers: Layers to capture; the default is vLLM's (2, n//2, n-3).
+        auxiliary_layers: Layers to capture; the default, (2, n//2, n-3), needs seven layers.
 
     Returns:
         The target, ready to run.
@@ -219,7 +219,9 @@ def read_llama(path: Path, compute_dtype: torch.dtype, auxiliary_layers: tuple[i
             hint="training here knows plain Llama targets; train heads of others with vLLM's speculators",
         )
     weights = {name: torch.from_numpy(checkpoint.weights.load(name)) for name in checkpoint.weights}
-    return LlamaTarget(config, weights, compute_dtype, auxiliary_layers or default_aux_layer_ids(config.num_layers))
+    layers = auxiliary_layers or default_aux_layer_ids(config.num_layers)
+    _check_layers(layers, config.num_layers)
+    return LlamaTarget(config, weights, compute_dtype, layers)
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -245,6 +247,14 @@ def rotate(vectors: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
     first, second = vectors.chunk(2, dim=-1)
     return vectors * cosines + torch.cat([-second, first], dim=-1) * sines
+
+
+def _check_layers(layers: tuple[int, ...], num_layers: int) -> None:
+    if list(layers) != sorted(set(layers)) or not all(0 < layer < num_layers for layer in layers):
+        raise CheckpointError(
+            f"auxiliary layers `{layers}` of a target with `{num_layers}` layers",
+            hint="name some in ascending order, each above 0 and below the number of layers",
+        )
 
 
 def _split_layer(weights: dict[str, Tensor], index: int, compute_dtype: torch.dtype) -> _Layer:

@@ -48,6 +48,9 @@ class ChatFormat:
         after = self.encode(
             self.render(messages=[*messages, {"role": "user", "content": turn}], add_generation_prompt=True)
         )
+        if self.end_of_turn_id not in before:
+            # A template that leaves the end mark out; the next turn starts where the rendered answer stops.
+            return after[len(before) :]
         ended = len(before) - before[::-1].index(self.end_of_turn_id)
         return after[ended:]
 

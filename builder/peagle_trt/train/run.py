@@ -38,6 +38,7 @@ class TrainingRequest:
         questions_path: JSON lines; see `question_files`.
         output_path: Takes the head, and under `work` everything that a resumed run needs.
         num_layers: Layers of the head.
+        auxiliary_layers: Target layers whose input it reads; None is (2, n//2, n-3).
         draft_vocab_size: Rows of its lm_head; None covers 98.5 % of the answers.
         mask_token_id: A token of the target that no text holds; None looks for one.
         max_new_tokens: Longest answer to train on.
@@ -51,6 +52,7 @@ class TrainingRequest:
     questions_path: Path
     output_path: Path
     num_layers: int = 2
+    auxiliary_layers: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None
     mask_token_id: int | None = None
     max_new_tokens: int = 224
@@ -99,7 +101,7 @@ def train_head(request: TrainingRequest, *, report: Callable[[str], None]) -> Tr
 
     work = request.output_path / "work"
     _check_state(work / "run/state.pt", is_resumed=request.is_resumed)
-    target = read_llama(request.target_path, getattr(torch, request.compute_dtype))
+    target = read_llama(request.target_path, getattr(torch, request.compute_dtype), request.auxiliary_layers)
     chat = read_chat_format(request.target_path, target.config.eos_token_ids[0])
     questions = read_question_file(request.questions_path)
     report(f"the target answers {len(questions)} questions")
