@@ -63,7 +63,7 @@ def build(
         manifest = msgspec.structs.replace(stages.describe(spec, checkpoints), graphs=stages.graph_roles(folder))
         with stages.EngineStages(folder.path, manifest) as engine:
             run.stage("engine", engine.load)
-            run.stage("verify", lambda: engine.verify(checkpoints))
+            run.stage("verify", lambda: engine.verify(checkpoints, report))
         if not run.stage("assemble", lambda: ()):
             return manifest
         published = stages.list_files(manifest, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -160,7 +161,7 @@ class EngineStages:
         check_engine(self._folder, self._manifest)
         return ()
 
-    def verify(self, checkpoints: Checkpoints) -> tuple[str, ...]:
+    def verify(self, checkpoints: Checkpoints, report: Callable[[str], None]) -> tuple[str, ...]:
         """verify: compare with the reference, which reads the checkpoints, so that a fault of any stage shows.
 
         Raises:
@@ -169,8 +170,10 @@ class EngineStages:
         from peagle_trt.verify import checkpoint_source, compare_engine
 
         source = checkpoint_source(checkpoints.target, checkpoints.drafter)
-        outcome = msgspec.json.encode(compare_engine(self._open(), self._manifest, source))
-        write_text(self._folder / VERIFICATION_FILE, msgspec.json.format(outcome, indent=2).decode() + "\n")
+        outcome = compare_engine(self._open(), self._manifest, source)
+        report(outcome.summary())
+        text = msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()
+        write_text(self._folder / VERIFICATION_FILE, text + "\n")
         return (VERIFICATION_FILE,)
 
     def _open(self) -> Engine:

@@ -48,6 +48,13 @@ SURFACE = {
     "targets": set[str](),
 }
 
+# Written elsewhere; these words of theirs are promised to users.
+PROMISED = {
+    "bench": {"--url", "--prompts", "--num-prompts", "--max-tokens", "--concurrency", "-k", "--method", "--baseline"},
+    "serve": {"path", "--http-port", "--grpc-port", "--metrics-port"},
+    "train": {"--target", "--data", "--output", "--layers", "--depths", "--steps", "--seed"},
+}
+
 
 def words_of(command: click.Command) -> set[str]:
     return {word for parameter in command.params for word in [*parameter.opts, *parameter.secondary_opts]}
@@ -60,6 +67,15 @@ def test_the_global_options_stay() -> None:
 @pytest.mark.parametrize("name", SURFACE)
 def test_a_command_keeps_its_words(name: str) -> None:
     assert words_of(importlib.import_module(COMMANDS[name].module).command) == SURFACE[name]
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_command_keeps_what_was_promised(name: str) -> None:
+    assert words_of(importlib.import_module(COMMANDS[name].module).command) >= PROMISED[name]
+
+
+def test_every_command_has_its_words_here() -> None:
+    assert SURFACE.keys() | PROMISED.keys() == COMMANDS.keys()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

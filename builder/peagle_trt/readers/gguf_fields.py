@@ -82,7 +82,10 @@ class GgufFields:
     def _read(self, key: str, default: object) -> object:
         field = self.reader.get_field(key)
         if field is not None:
-            value: object = field.contents()
+            try:
+                value: object = field.contents()
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"`{self.path}`: `{key}` is not UTF-8: {error}", hint="fetch it again") from error
             return value
         if default is None:
             raise CheckpointError(f"`{self.path}`: `{key}` is missing", hint="the file is incomplete; fetch it again")

@@ -50,7 +50,11 @@ def _build(fields: GgufFields, tokens: list[str]) -> Tokenizer:
     pairs = (merge.partition(" ") for merge in fields.texts("tokenizer.ggml.merges"))
     merges = [(left, right) for left, _, right in pairs]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, byte_fallback=False))
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, byte_fallback=False))
+    except Exception as error:
+        # The library raises a bare Exception where a merge names a token that is not there.
+        raise CheckpointError(f"`{fields.path}`: `tokenizer.ggml.merges` do not fit the tokens: {error}") from error
     tokenizer.pre_tokenizer = _smollm_splitter()
     tokenizer.decoder = decoders.ByteLevel()
     for token, kind in zip(tokens, fields.integers("tokenizer.ggml.token_type"), strict=True):

@@ -138,6 +138,20 @@ def test_a_truncated_file_is_named(tmp_path: Path, length: int) -> None:
         read_target(path)
 
 
+def test_merges_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
+    source = read_target(write_gguf(tmp_path / "x.gguf", tokenizer__ggml__merges=["a q"])).tokenizer
+    assert source is not None
+    with pytest.raises(CheckpointError, match="do not fit the tokens"):
+        source.tokenizer_json()
+
+
+def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "x.gguf")
+    path.write_bytes(path.read_bytes().replace(b"{{ messages }}", b"{{ \xff\xfessages }}"))
+    with pytest.raises(CheckpointError, match=r"`tokenizer\.chat_template` is not UTF-8"):
+        read_target(path)
+
+
 @pytest.fixture(scope="module")
 def smollm2() -> TargetCheckpoint:
     # Not imported: the package needs another program to import, and only its file matters.
