@@ -103,7 +103,7 @@ class OnnxRuntimeEngine:
             family.preload()
 
     def close(self) -> None:
-        """Free sessions and caches; safe to call twice."""
+        """Free every graph; safe to call twice, and a later pass loads again what it needs."""
         for family in (self._targets, self._drafters):
             family.close()
 

@@ -100,5 +100,5 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Free sessions and caches; safe to call twice."""
+        """Free what is loaded; safe to call twice, and a later pass loads again what it needs."""
         ...

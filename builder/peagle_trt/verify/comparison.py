@@ -96,6 +96,8 @@ def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSo
     following = np.append(step[1:], second.logits[-1].argmax())
     again = _draft(engine, following, second.hidden, accepted, len(prompt), draft_tokens)
 
+    # The reference and the graph of several sequences follow; none of them needs what is loaded now.
+    engine.close()
     text = np.concatenate([prompt, step]).astype(np.int64)
     expected = run_target(manifest.target, source.load_target, text)
     findings = _Findings()
@@ -206,13 +208,14 @@ def _compare_together(
         for slot, (length, output) in enumerate(zip(lengths, outputs, strict=True))
     ]
     drafts = engine.run_drafter(draft_rows, draft_tokens)
+    drafted = [(drafts.token_ids[slot].copy(), drafts.logits[slot].copy()) for slot in range(len(lengths))]
+    engine.close()
     for slot, length in enumerate(lengths):
         name = f"batch of two, {length} rows"
         _compare_rows(findings, tolerance, name, outputs[slot], expected, slice(0, length))
         hidden, next_ids = expected.hidden[:length], text[1 : length + 1]
         logits = run_drafter(manifest.drafter, source.load_drafter, next_ids, hidden, draft_tokens)
-        found = (drafts.token_ids[slot], drafts.logits[slot])
-        _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
+        _compare_drafts(findings, tolerance, name, drafted[slot], logits, source.draft_to_target)
 
 
 def _conclude(findings: _Findings, tolerance: Tolerance) -> Outcome:

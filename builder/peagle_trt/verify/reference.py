@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from peagle_trt.spec import DrafterConfig, RopeConfig, TargetConfig
 
 Array = NDArray[np.float64]
+
+VOCABULARY_BLOCK = 4096
+"""Rows of an output layer that are widened to float64 at a time."""
 Load = Callable[[str], NDArray[np.generic]]
 """Reads a tensor by its name in `spec.names`."""
 
@@ -41,16 +44,15 @@ def run_target(config: TargetConfig, load: Load, token_ids: NDArray[np.int64]) -
         load: Its weights.
         token_ids: [T].
     """
-    embeddings_VH = _read(load, "embed_tokens")
-    stream_TH = embeddings_VH[token_ids]
+    stream_TH = _embed(load, token_ids)
     positions_T = np.arange(len(token_ids))
     kept: dict[int, Array] = {}
     for layer in range(config.num_layers):
         kept[layer] = stream_TH
         stream_TH = _layer(config, load, f"layers.{layer}.", stream_TH, positions_T)
     kept[config.num_layers] = stream_TH
-    head_VH = embeddings_VH if config.is_tied else _read(load, "lm_head")
-    logits_TV = rms_norm(stream_TH, _read(load, "norm"), config.rms_norm_eps) @ head_VH.T
+    normed_TH = rms_norm(stream_TH, _read(load, "norm"), config.rms_norm_eps)
+    logits_TV = _logits(load, "embed_tokens" if config.is_tied else "lm_head", normed_TH)
     return TargetReference(logits=logits_TV, hidden=np.concatenate([kept[i] for i in config.aux_layer_ids], axis=1))
 
 
@@ -71,19 +73,17 @@ def run_drafter(
 
     Source: P-EAGLE (arXiv 2602.01469, section 2): K-1 masked slots behind the bonus token's, consecutive positions.
     """
-    embeddings_VH = _read(load, "embed_tokens")
     fused_mask_H = load_fused_mask(config, load)
     masks = draft_tokens - 1
     tokens = np.concatenate([next_token_ids, np.full(masks, config.mask_token_id)])
     hidden_TH = np.concatenate([fuse(config, load, hidden_TA), np.tile(fused_mask_H, (masks, 1))])
-    embedded_TH = embeddings_VH[tokens]
+    embedded_TH = _embed(load, tokens)
     positions_T = np.arange(len(tokens))
     stream_TH = _fusion_layer(config, load, embedded_TH, hidden_TH, positions_T)
     for layer in range(1, config.num_layers):
         stream_TH = _layer(config, load, f"layers.{layer}.", stream_TH, positions_T)
     slots_KH = rms_norm(stream_TH, _read(load, "norm"), config.rms_norm_eps)[len(next_token_ids) - 1 :]
-    logits: Array = slots_KH @ _read(load, "lm_head").T
-    return logits
+    return _logits(load, "lm_head", slots_KH)
 
 
 def fuse(config: DrafterConfig, load: Load, hidden_TA: Array) -> Array:
@@ -105,6 +105,20 @@ def load_fused_mask(config: DrafterConfig, load: Load) -> Array:
     except KeyError:
         fused: Array = fuse(config, load, _read(load, "mask_hidden").reshape(1, -1))[0]
         return fused
+
+
+def _embed(load: Load, token_ids: NDArray[np.int64]) -> Array:
+    embedded: Array = load("embed_tokens")[token_ids].astype(np.float64)
+    return embedded
+
+
+def _logits(load: Load, table: str, rows_TH: Array) -> Array:
+    """Rows times an output layer, a part of the vocabulary at a time: in float64 a whole one is the largest tensor."""
+    table_VH = load(table)
+    blocks = range(0, len(table_VH), VOCABULARY_BLOCK)
+    return np.concatenate(
+        [rows_TH @ table_VH[start : start + VOCABULARY_BLOCK].astype(np.float64).T for start in blocks], axis=1
+    )
 
 
 def rms_norm(values: Array, weight: Array, eps: float) -> Array:
