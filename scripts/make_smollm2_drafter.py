@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.collect import CollectionPlan, collect_features, invent_questions, read_questions, write_questions

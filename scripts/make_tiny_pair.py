@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.collect import CollectionPlan, collect_features
@@ -26,7 +28,6 @@ from peagle_trt.train.prompting import read_chat_format
 from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.trainer import Trainer, TrainingSettings
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 logger = logging.getLogger("make_tiny_pair")
 

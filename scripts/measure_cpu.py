@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
 from peagle_trt.decode.session import LoadedBuild, open_build
 from peagle_trt.engine.protocol import DraftRows, TargetRows
 

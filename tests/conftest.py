@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from peagle_trt.decode.session import LoadedBuild, open_build
 
 

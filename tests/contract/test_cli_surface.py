@@ -6,6 +6,7 @@ import importlib
 
 import click
 import pytest
+
 from peagle_trt.cli.group import group
 from peagle_trt.cli.registry import COMMANDS
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from peagle_trt.engine.protocol import DraftOutput, DraftRows, TargetOutput, TargetRows
 from peagle_trt.spec import DrafterConfig, GraphShapes, RopeConfig, TargetConfig
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
 from peagle_trt import __version__
 from peagle_trt.engine.registry import open_engine
 from peagle_trt.graph import build_graphs

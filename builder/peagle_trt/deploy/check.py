@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peagle_trt_repo.tensors import PEAGLE_INPUTS
-
 from peagle_trt.deploy.check_ensemble import check_ensemble
 from peagle_trt.deploy.findings import Finding
 from peagle_trt.errors import MachineError, UsageError
+from peagle_trt_repo.tensors import PEAGLE_INPUTS
 
 OPENAI_INPUTS = (
     "text_input",

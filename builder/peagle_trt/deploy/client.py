@@ -8,11 +8,10 @@ import queue
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from peagle_trt_repo.outputs import shaped
-from peagle_trt_repo.tensors import ENSEMBLE_INPUTS, PEAGLE_INPUTS
-
 from peagle_trt.deploy.ports import LOOPBACK
 from peagle_trt.errors import PeagleError, RequestError
+from peagle_trt_repo.outputs import shaped
+from peagle_trt_repo.tensors import ENSEMBLE_INPUTS, PEAGLE_INPUTS
 
 REQUEST_TIMEOUT_SECONDS = 600.0
 

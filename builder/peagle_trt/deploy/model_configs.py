@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from peagle_trt_repo import tensors
-from peagle_trt_repo.tensors import EnsembleStep, TensorField
-
 from peagle_trt.deploy.hosting.settings import HostSettings, write_parameters
 from peagle_trt.deploy.text_proto import Symbol, Value, write_message
 from peagle_trt.spec import EngineManifest
+from peagle_trt_repo import tensors
+from peagle_trt_repo.tensors import EnsembleStep, TensorField
 
 MAX_BATCH_SIZE = 1
 """A request is one prompt. The batch dimension is there because classic and OpenAI clients send [1, 1] shapes; the

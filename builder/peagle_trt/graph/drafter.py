@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from peagle_trt_plugins import contract
-from peagle_trt_plugins.onnx_function import parallel_draft_function
 
 from peagle_trt.graph.attention import GroupedAttention, HeadShape
 from peagle_trt.graph.builder import GraphBuilder
 from peagle_trt.graph.layers import add_and_norm, decoder_layer, flatten, rms_norm
 from peagle_trt.spec import DrafterConfig, TensorSpec
+from peagle_trt_plugins import contract
+from peagle_trt_plugins.onnx_function import parallel_draft_function
 
 if TYPE_CHECKING:
     import onnx

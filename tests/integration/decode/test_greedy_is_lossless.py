@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from peagle_trt.bench.prompt_sets import read_prompts
 from peagle_trt.decode.request import SamplingSettings
 from peagle_trt.decode.session import Generation, LoadedBuild, generate

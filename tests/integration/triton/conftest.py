@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from peagle_trt.cli.main import run
 from peagle_trt.decode.session import LoadedBuild, open_build
 from peagle_trt.deploy.client import GrpcStream, HttpClient, read_metrics

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from peagle_trt.decode.session import LoadedBuild, generate
 from peagle_trt.errors import RequestError
 

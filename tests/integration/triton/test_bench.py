@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from peagle_trt.cli.main import run
 
 from .conftest import Served

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from peagle_trt.deploy import shared_memory
 from peagle_trt.deploy.client import HttpClient
 from peagle_trt.deploy.ports import ServerPorts, choose_ports

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+
 from peagle_trt.bench import measure as measuring
 from peagle_trt.bench.clients import ClientAnswer
 from peagle_trt.bench.measure import Method, measure

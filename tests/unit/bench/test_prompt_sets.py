@@ -6,6 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+
 from peagle_trt.bench.prompt_sets import HUMANEVAL_INSTRUCTION, SHIPPED, read_prompts
 from peagle_trt.errors import UsageError
 

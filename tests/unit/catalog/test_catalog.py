@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from peagle_trt.catalog import CatalogEntry, find_entry, list_entries, target_path
 from peagle_trt.catalog.entries import WheelTarget
 from peagle_trt.errors import CheckpointError, MachineError, UsageError

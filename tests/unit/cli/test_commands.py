@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peagle_trt.cli.main import run
 
+from peagle_trt.cli.main import run
 from tests.support.checkpoints import edit_config, save_byte_tokenizer
 from tests.support.models import save_drafter, save_target
 

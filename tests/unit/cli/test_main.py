@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+
 from peagle_trt.cli import registry
 from peagle_trt.cli.main import EndedBySignal, run
 from peagle_trt.cli.output import Output

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 
 import pytest
+
 from peagle_trt.decode.driver import EngineThread
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest
 from peagle_trt.errors import RequestError
-
 from tests.support.markov_engine import MarkovEngine
 
 WAIT_SECONDS = 60.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest, SamplingSettings
 from peagle_trt.errors import RequestError
-
 from tests.support.markov_engine import VOCABULARY, MarkovEngine
 
 

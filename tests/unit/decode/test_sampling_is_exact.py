@@ -7,10 +7,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationRequest, SamplingSettings
 from peagle_trt.decode.sampling import distribution
-
 from tests.support.markov_engine import VOCABULARY, MarkovEngine
 
 NUM_SAMPLES = 12_000

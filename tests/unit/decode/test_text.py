@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from peagle_trt.decode.answer import Answer
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.errors import RequestError
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 TEXT = "Hi, h\u00e9llo \u4f60\u597d \U0001f984! Stop here. END and more"
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 from peagle_trt.spec import (
     ARTIFACT_FORMAT,
     DrafterConfig,
@@ -17,7 +19,6 @@ from peagle_trt.spec import (
     TargetConfig,
     TokenizerFiles,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 

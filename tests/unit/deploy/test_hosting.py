@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.deploy.hosting.counters import CounterName, ServingCounters

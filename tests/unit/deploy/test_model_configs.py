@@ -4,12 +4,13 @@ import json
 
 import pytest
 from google.protobuf import json_format, text_format
+from tritonclient.grpc import model_config_pb2
+
 from peagle_trt.deploy.hosting.settings import HostSettings, read_settings
 from peagle_trt.deploy.model_configs import model_configs
 from peagle_trt.errors import UsageError
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo import tensors
-from tritonclient.grpc import model_config_pb2
 
 
 def _parse(text: str) -> model_config_pb2.ModelConfig:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from peagle_trt.deploy.check import check_repository
 from peagle_trt.deploy.repository import assemble_repository
 from peagle_trt.errors import UsageError

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from peagle_trt.deploy import installation, ports, server_log, shared_memory
 from peagle_trt.errors import MachineError
 

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from google.protobuf import text_format
-from peagle_trt.deploy.text_proto import Symbol, write_message
 from tritonclient.grpc import model_config_pb2
+
+from peagle_trt.deploy.text_proto import Symbol, write_message
 
 
 def _parse(text: str) -> model_config_pb2.ModelConfig:

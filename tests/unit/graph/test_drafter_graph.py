@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from peagle_trt.engine.protocol import DraftRows
 from peagle_trt.verify.tolerances import TOLERANCES
-
 from tests.support.drafter_reference import DrafterReference
 from tests.support.models import HIDDEN, VOCABULARY, BuiltPair, open_pair, save_drafter, save_target
 

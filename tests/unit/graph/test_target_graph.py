@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
 from peagle_trt.engine.protocol import TargetRows
 from peagle_trt.errors import CheckpointError
 from peagle_trt.verify.tolerances import TOLERANCES
-
 from tests.support.models import VOCABULARY, open_pair, save_drafter, save_target
 
 TOLERANCE = TOLERANCES["fp32"].logits

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from peagle_trt.spec import BuildSpec
 
+from peagle_trt.spec import BuildSpec
 from tests.support.checkpoints import copy_folder, save_byte_tokenizer
 from tests.support.models import save_drafter, save_target
 

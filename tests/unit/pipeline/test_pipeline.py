@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from peagle_trt import pipeline
 from peagle_trt.build_folder import read_manifest, staging_path
 from peagle_trt.errors import CheckpointError, MachineError, PlanError, UsageError, VerificationError
@@ -16,7 +17,6 @@ from peagle_trt.files import sha256_of
 from peagle_trt.plan import STAGES
 from peagle_trt.spec import BuildSpec
 from peagle_trt.verify import verify_build
-
 from tests.support.checkpoints import edit_config, edit_tensors
 from tests.support.models import HIDDEN, save_drafter
 

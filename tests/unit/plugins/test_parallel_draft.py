@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from peagle_trt_plugins import contract
 from peagle_trt_plugins.onnx_function import OPSET, parallel_draft_function
 from peagle_trt_plugins.reference import expand_slots, parallel_draft

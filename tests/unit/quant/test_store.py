@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
+
 from peagle_trt.errors import MachineError
 from peagle_trt.files import naming_os_errors
 from peagle_trt.quant import open_stored, write_drafter_weights, write_target_weights
 from peagle_trt.quant.store import ALIGNMENT_BYTES
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.safetensors_file import load_tensor
-from safetensors.numpy import load_file
-
 from tests.support.checkpoints import edit_tensors
 from tests.support.models import HIDDEN, VOCABULARY, save_drafter, save_target
 

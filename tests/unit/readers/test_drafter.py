@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers import read_drafter
 from peagle_trt.spec.names import drafter_shapes
-
 from tests.support.checkpoints import edit_config, edit_tensors, rename_tensors
 from tests.support.models import HIDDEN, VOCABULARY, save_drafter
 

@@ -9,10 +9,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+
 from peagle_trt.catalog import find_entry, target_path
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers import TargetCheckpoint, read_target
-from tokenizers import Tokenizer
 
 HIDDEN, HEADS, KEY_VALUE_HEADS, HEAD_DIM, FEED_FORWARD = 32, 4, 2, 8, 64
 TOKENS = ["<s>", "</s>", "a", "b", "ab", "Ġ"]

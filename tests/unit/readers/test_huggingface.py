@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
+
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers import read_target
 from peagle_trt.readers.llama_names import llama_name
 from peagle_trt.spec.names import target_shapes
-from safetensors.numpy import load_file, save_file
-
 from tests.support.checkpoints import edit_config, edit_tensors
 from tests.support.models import save_target
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers import check_pair, draft_to_target_ids, read_drafter, read_target
-
 from tests.support.checkpoints import edit_tensors
 from tests.support.models import save_drafter
 

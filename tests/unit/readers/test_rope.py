@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from peagle_trt.readers.json_file import Fields
 from peagle_trt.readers.rope import read_rope
 from peagle_trt.spec import RopeConfig

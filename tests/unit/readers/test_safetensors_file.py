@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from peagle_trt.errors import CheckpointError
-from peagle_trt.readers.safetensors_file import load_tensor, read_header
 from safetensors.numpy import save_file
 
+from peagle_trt.errors import CheckpointError
+from peagle_trt.readers.safetensors_file import load_tensor, read_header
 from tests.support.checkpoints import write_raw
 
 

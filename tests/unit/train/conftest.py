@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.spec.rope import RopeConfig
 from peagle_trt.train.features import TrainingSequence

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from peagle_trt.train.corpus import (
     Question,
     compose_exercises,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.train.batches import pack_rows
 from peagle_trt.train.features import TrainingSequence

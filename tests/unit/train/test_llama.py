@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from peagle_trt.errors import CheckpointError
 from peagle_trt.train.features import FeatureWriter, read_all_sequences, read_index, verify_shards
 from peagle_trt.train.generate import Prompt, answer_prompts
 from peagle_trt.train.llama import LlamaTarget, read_llama
-from transformers import LlamaConfig, LlamaForCausalLM
 
 # Float32 sums in another order than transformers'; hidden states are of magnitude one.
 TOLERANCE = 2e-5

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from peagle_trt.train.loss import distillation_loss
 
 

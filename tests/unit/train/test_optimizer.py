@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from peagle_trt.train.optimizer import OptimizerSettings, SplitOptimizer, orthogonalize
 
 

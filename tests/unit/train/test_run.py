@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from peagle_trt import catalog
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.readers import read_drafter

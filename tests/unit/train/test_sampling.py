@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from peagle_trt.train.sampling import DropSettings, RowPlan, full_rows, sample_rows, visible_rows
 
 

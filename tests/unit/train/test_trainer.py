@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from peagle_trt.errors import CheckpointError
 from peagle_trt.spec import DrafterConfig, TargetConfig
 from peagle_trt.spec.rope import RopeConfig

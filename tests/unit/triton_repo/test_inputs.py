@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from peagle_trt_repo.inputs import InvalidRequestError, read_fields
 from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.tensors import PEAGLE_INPUTS, REFUSED_INPUTS

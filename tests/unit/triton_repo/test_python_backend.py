@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from peagle_trt_repo.python_backend import require_working_numpy
 
 

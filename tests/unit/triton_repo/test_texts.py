@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.tensors import ensemble_steps
 from peagle_trt_repo.texts import postprocess, preprocess

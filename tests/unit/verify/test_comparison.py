@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from peagle_trt.engine.protocol import DraftOutput, DraftRows, Engine, TargetOutput, TargetRows
 from peagle_trt.errors import VerificationError
 from peagle_trt.quant import open_stored
 from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest, TokenizerFiles
 from peagle_trt.verify import ReferenceSource, build_source, checkpoint_source, compare_engine
-
 from tests.support.models import BuiltPair, open_pair, save_drafter, save_target
 
 

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.spec import RopeConfig
 from peagle_trt.verify import checkpoint_source
 from peagle_trt.verify.reference import rotary_frequencies, run_drafter, run_target
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
 from tests.support.drafter_reference import DrafterReference
 from tests.support.models import HIDDEN, VOCABULARY, save_drafter, save_target
 

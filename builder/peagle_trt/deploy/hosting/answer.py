@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from peagle_trt_repo.outputs import AnswerMetrics, answer_arrays, metric_arrays, text_length_array
-from peagle_trt_repo.python_backend import ResponseSender, send_arrays, send_error
 
 from peagle_trt.decode.request import GenerationChunk, RequestMetrics
+from peagle_trt_repo.outputs import AnswerMetrics, answer_arrays, metric_arrays, text_length_array
+from peagle_trt_repo.python_backend import ResponseSender, send_arrays, send_error
 
 
 @dataclass(slots=True, kw_only=True)

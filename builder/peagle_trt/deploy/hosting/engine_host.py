@@ -9,9 +9,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields
-from peagle_trt_repo.python_backend import InferenceRequest, ResponseSender, request_arrays, send_error
-
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.deploy.hosting.answer import Answer
@@ -21,6 +18,8 @@ from peagle_trt.deploy.hosting.response_writer import ResponseWriter
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.errors import RequestError
 from peagle_trt.spec import EngineManifest
+from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields
+from peagle_trt_repo.python_backend import InferenceRequest, ResponseSender, request_arrays, send_error
 
 logger = logging.getLogger(__name__)
 

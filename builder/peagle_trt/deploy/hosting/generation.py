@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from peagle_trt_repo.inputs import RequestFields
-from peagle_trt_repo.texts import encode_prompt
-
 from peagle_trt.decode.request import GenerationRequest, SamplingSettings
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
+from peagle_trt_repo.inputs import RequestFields
+from peagle_trt_repo.texts import encode_prompt
 
 NO_END_ID = -1
 """What a client sends as `end_id` to generate to the limit. Source: TensorRT-LLM's runtime."""
