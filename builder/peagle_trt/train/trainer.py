@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
@@ -138,10 +139,7 @@ class Trainer:
             orders = batch_orders(
                 lengths, tokens_per_step=self.settings.tokens_per_step, seed=self.settings.seed, epoch=self._epoch
             )
-            for place, indices in enumerate(orders):
-                if place >= self._step_in_epoch:
-                    yield indices
-                    self._step_in_epoch = place + 1
+            yield from itertools.islice(orders, self._step_in_epoch, None)
             self._epoch, self._step_in_epoch = self._epoch + 1, 0
 
     def _train_step(self, indices: list[int]) -> float:
@@ -169,6 +167,7 @@ class Trainer:
         agreement = _by_depth(parts.agrees_S.float(), batch, self.settings.drop.num_depths)
         self._record(loss=loss, gradient_norm=norm, agreement=agreement, seconds=time.monotonic() - began)
         self._step += 1
+        self._step_in_epoch += 1
         return loss
 
     def _update_average(self) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,14 @@ def target(config: DrafterConfig) -> TargetConfig:
 
 
 def new_trainer(
-    config: DrafterConfig, tables: FrozenTables, sequences: list[TrainingSequence], folder: Path
+    config: DrafterConfig,
+    tables: FrozenTables,
+    sequences: list[TrainingSequence],
+    folder: Path,
+    settings: TrainingSettings = SETTINGS,
 ) -> Trainer:
     head = seeded_head(config, auxiliary_scale(sequences), torch.float32, seed=4)
-    return Trainer(head, tables, sequences, SETTINGS, folder)
+    return Trainer(head, tables, sequences, settings, folder)
 
 
 def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
@@ -64,6 +69,21 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
     second.restore()
     assert first + second.run() == unbroken
     assert len(unbroken) == SETTINGS.optimizer.total_steps
+
+
+def test_a_state_saved_between_two_steps_continues_with_the_next_batch(
+    config: DrafterConfig, tables: FrozenTables, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    unbroken = new_trainer(config, tables, sequences, tmp_path / "unbroken").run()
+    saving = replace(SETTINGS, save_seconds=0.0)
+    states: list[bytes] = []
+    first = new_trainer(config, tables, sequences, tmp_path / "broken", saving)
+    first.run(lambda _: states.append((tmp_path / "broken/state.pt").read_bytes()) or {}, max_steps=4)
+    # The state that was written after the third step, while the loop went on.
+    (tmp_path / "broken/state.pt").write_bytes(states[2])
+    second = new_trainer(config, tables, sequences, tmp_path / "broken")
+    second.restore()
+    assert second.run() == unbroken[3:]
 
 
 def test_training_lowers_the_loss_and_writes_metrics(
