@@ -165,6 +165,7 @@ def train(arguments: argparse.Namespace) -> None:
             decay_steps=arguments.decay_steps,
         ),
         tokens_per_step=arguments.tokens_per_step,
+        target_temperature=arguments.target_temperature,
         save_seconds=arguments.save_seconds,
     )
     trainer, _ = new_trainer(
@@ -204,6 +205,7 @@ def main() -> None:
     parser.add_argument("--tokens-per-step", type=int, default=3000)
     parser.add_argument("--matrix-rate", type=float, default=0.01)
     parser.add_argument("--retention", type=float, default=0.6)
+    parser.add_argument("--target-temperature", type=float, default=0.7)
     parser.add_argument("--depths", type=int, default=6)
     parser.add_argument("--decay-steps", type=int)
     parser.add_argument("--draft-vocab-size", type=int, default=12288)

@@ -35,6 +35,8 @@ class TrainingSettings:
         drop: Which mask slots a step sees.
         optimizer: Rates; its `total_steps` is the length of the run.
         tokens_per_step: Text tokens a step, prompts included.
+        target_temperature: Divides the target's logits in the loss. Below one it asks for the likeliest token rather than
+            for the whole distribution, which is what greedy serving accepts.
         depth_decay: Weight of depth d relative to depth d-1.
         average_decay: Decay of the running average of weights that is exported; 0 exports the weights themselves.
         max_norm: Limit of the gradient norm.
@@ -45,6 +47,7 @@ class TrainingSettings:
     drop: DropSettings = field(default_factory=DropSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     tokens_per_step: int = 3000
+    target_temperature: float = 1.0
     depth_decay: float = 1.0
     average_decay: float = 0.98
     max_norm: float = 1.0
@@ -155,7 +158,7 @@ class Trainer:
         hidden_RH = self.head(batch.rows, self.tables.embeddings_VH)
         parts = distillation_loss(
             hidden_RH[batch.supervised_rows],
-            batch.target_normed_UH,
+            batch.target_normed_UH / self.settings.target_temperature,
             batch.target_indices,
             self.tables.head_DH,
             weights / weights.sum(),
