@@ -35,8 +35,8 @@ class TrainingSettings:
         drop: Which mask slots a step sees.
         optimizer: Rates; its `total_steps` is the length of the run.
         tokens_per_step: Text tokens a step, prompts included.
-        target_temperature: Divides the target's logits in the loss. Below one it asks for the likeliest token rather than
-            for the whole distribution, which is what greedy serving accepts.
+        target_temperature: Divides the target's logits in the loss. Below one it asks for the likeliest token rather
+            than for the whole distribution, which is what greedy serving accepts.
         depth_decay: Weight of depth d relative to depth d-1.
         average_decay: Decay of the running average of weights that is exported; 0 exports the weights themselves.
         max_norm: Limit of the gradient norm.
