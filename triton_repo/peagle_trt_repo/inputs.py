@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +10,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt_repo.tensors import HARMLESS_VALUES, REFUSED_INPUTS
+from peagle_trt_repo.tensors import HARMLESS_VALUES, PEAGLE_INPUTS, REFUSED_INPUTS
 
 Arrays = Mapping[str, NDArray[np.generic]]
+
+
+PROTOCOL_PARAMETERS = frozenset(
+    {
+        "id",
+        "priority",
+        "timeout",
+        "sequence_id",
+        "sequence_start",
+        "sequence_end",
+        "binary_data_output",
+        "headers",
+    }
+)
+"""Source: KServe v2 and Triton's extensions of it (schedule policy, sequence, binary data, generate)."""
 
 
 class InvalidRequestError(ValueError):
@@ -100,6 +116,23 @@ def read_fields(arrays: Arrays) -> RequestFields:
         applies_chat_template=_flag(arrays, "apply_chat_template") or False,
         returns_text_bytes=_flag(arrays, "return_text_bytes") or False,
     )
+
+
+def refuse_unknown_parameters(parameters: Mapping[str, object]) -> None:
+    """Refuses what the server took for a parameter because it names no input, such as a misspelt `temprature`.
+
+    Args:
+        parameters: Parameters of the request.
+
+    Raises:
+        InvalidRequestError: There is one that neither the server nor its protocol knows.
+    """
+    for name in parameters:
+        if name in PROTOCOL_PARAMETERS or name.startswith("triton_"):
+            continue
+        close = difflib.get_close_matches(name, [field.name for field in PEAGLE_INPUTS], n=1)
+        advice = f"; did you mean `{close[0]}`?" if close else ""
+        raise InvalidRequestError(f"`{name}` is no input of this model{advice}")
 
 
 def read_text(arrays: Arrays, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,10 @@ class InferenceRequest(Protocol):
         """The tensors that were sent; optional ones may be absent."""
         ...
 
+    def parameters(self) -> str:
+        """Parameters of the request, a JSON object: over HTTP, every key that names no input ends up here."""
+        ...
+
     def get_response_sender(self) -> ResponseSender:
         """Its sender; decoupled models only."""
         ...
@@ -53,6 +58,12 @@ class InferenceRequest(Protocol):
 def request_arrays(request: InferenceRequest) -> dict[str, NDArray[np.generic]]:
     """Tensors of a request by name."""
     return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def request_parameters(request: InferenceRequest) -> dict[str, object]:
+    """Parameters of a request by name."""
+    parameters: dict[str, object] = json.loads(request.parameters() or "{}")
+    return parameters
 
 
 def make_response(arrays: Mapping[str, NDArray[np.generic]]) -> object:

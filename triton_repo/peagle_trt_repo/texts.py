@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from peagle_trt_repo.inputs import Arrays, InvalidRequestError, read_flag, read_integers, read_text
+from peagle_trt_repo.inputs import (
+    Arrays,
+    InvalidRequestError,
+    read_flag,
+    read_integers,
+    read_text,
+    refuse_unknown_parameters,
+)
 from peagle_trt_repo.outputs import shaped
-from peagle_trt_repo.python_backend import InferenceRequest, make_error, make_response, request_arrays
+from peagle_trt_repo.python_backend import (
+    InferenceRequest,
+    make_error,
+    make_response,
+    request_arrays,
+    request_parameters,
+)
 
 
 class Tokenizer(Protocol):
@@ -45,7 +58,7 @@ def encode_prompt(tokenizer: Tokenizer, text: str, *, applies_chat_template: boo
     if applies_chat_template:
         if not tokenizer.has_chat_template:
             raise InvalidRequestError("`apply_chat_template` is set, but this model has no chat template")
-        conversation = tokenizer.apply_chat_template([{"role": "user", "content": text}])
+        conversation = _render(tokenizer, text)
         ids = tokenizer.encode(conversation, add_special_tokens=False)
     else:
         ids = tokenizer.encode(text)
@@ -54,9 +67,18 @@ def encode_prompt(tokenizer: Tokenizer, text: str, *, applies_chat_template: boo
     return ids
 
 
+def _render(tokenizer: Tokenizer, text: str) -> str:
+    try:
+        return tokenizer.apply_chat_template([{"role": "user", "content": text}])
+    except Exception as error:
+        # What a template raises is of the builder's classes, which the served models do not import.
+        raise InvalidRequestError(str(error)) from error
+
+
 def preprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:
     """QUERY to INPUT_ID."""
     try:
+        refuse_unknown_parameters(request_parameters(request))
         return _preprocess(request_arrays(request), tokenizer)
     except InvalidRequestError as error:
         return make_error("INVALID_ARG", str(error))

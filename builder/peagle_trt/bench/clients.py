@@ -50,7 +50,7 @@ class InProcessClient:
 
     Args:
         loaded: The build.
-        is_chat: Apply the chat template, where there is one.
+        is_chat: Put prompts into the chat template.
         ends: Stop at the model's end tokens; otherwise every answer has `max_tokens`.
     """
 
@@ -87,15 +87,10 @@ class InProcessClient:
         if not waiting:
             return
         index, prompt = waiting.popleft()
-        request = self._loaded.request(self._render(prompt), max_tokens=max_tokens, request_id=str(index))
+        ask = self._loaded.chat_request if self._is_chat else self._loaded.request
+        request = ask(prompt, max_tokens=max_tokens, request_id=str(index))
         end_ids = request.end_ids if self._ends else ()
         loop.submit(replace(request, draft_tokens=method.draft_tokens, end_ids=end_ids))
-
-    def _render(self, prompt: str) -> str:
-        tokenizer = self._loaded.tokenizer
-        if self._is_chat and tokenizer.has_chat_template:
-            return tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
-        return prompt
 
 
 class TritonClient:

@@ -13,7 +13,7 @@ from peagle_trt.decode.request import GenerationChunk, GenerationRequest, Reques
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.engine.registry import open_engine
-from peagle_trt.errors import PeagleError
+from peagle_trt.errors import PeagleError, UsageError
 from peagle_trt.spec import EngineManifest
 
 
@@ -34,10 +34,23 @@ class LoadedBuild:
     tokenizer: TextTokenizer
 
     def request(self, prompt: str, *, max_tokens: int, request_id: str = "0") -> GenerationRequest:
-        """A greedy request with the model's own end tokens; change the rest by `dataclasses.replace`."""
+        """A greedy request to continue a text, with the model's own end tokens; change the rest by `replace`."""
+        return self._greedy(self.tokenizer.encode(prompt), max_tokens, request_id)
+
+    def chat_request(self, turn: str, *, max_tokens: int, request_id: str = "0") -> GenerationRequest:
+        """The same for a user's turn, put into the chat template.
+
+        Raises:
+            RequestError: The model has no template.
+        """
+        conversation = self.tokenizer.apply_chat_template([{"role": "user", "content": turn}])
+        # The template spells its special tokens out.
+        return self._greedy(self.tokenizer.encode(conversation, add_special_tokens=False), max_tokens, request_id)
+
+    def _greedy(self, prompt_ids: Sequence[int], max_tokens: int, request_id: str) -> GenerationRequest:
         return GenerationRequest(
             request_id=request_id,
-            prompt_ids=tuple(self.tokenizer.encode(prompt)),
+            prompt_ids=tuple(prompt_ids),
             max_tokens=max_tokens,
             end_ids=self.manifest.target.eos_token_ids,
         )
@@ -68,10 +81,12 @@ def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBui
         num_threads: Threads of the CPU backends; None takes every core this process may use.
 
     Raises:
-        UsageError: The folder is not a finished build.
+        UsageError: The folder is not a finished build, or a file of it is missing or cut. Content is not compared: see
+            `verify`.
         MachineError: This machine cannot run it.
     """
     manifest = read_manifest(build_path)
+    require_files(build_path, manifest)
     files = manifest.tokenizer
     tokenizer = TextTokenizer.from_files(
         build_path / files.tokenizer,
@@ -81,6 +96,18 @@ def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBui
     )
     engine = open_engine(build_path, manifest, num_threads=num_threads)
     return LoadedBuild(path=build_path, manifest=manifest, engine=engine, tokenizer=tokenizer)
+
+
+def require_files(build_path: Path, manifest: EngineManifest) -> None:
+    """Compare every file's size with the manifest.
+
+    Raises:
+        UsageError: One is missing or has another size.
+    """
+    for file in manifest.files:
+        found = build_path / file.path
+        if not found.is_file() or found.stat().st_size != file.size_bytes:
+            raise UsageError(f"`{found}` is missing or not of {file.size_bytes} bytes", hint="build again with --force")
 
 
 def generate(loaded: LoadedBuild, requests: Sequence[GenerationRequest]) -> list[Generation]:

@@ -54,7 +54,15 @@ class TextTokenizer:
         return self._chat_template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens spelled out in it count as such."""
+        """Token ids of a text; special tokens spelled out in it count as such.
+
+        Raises:
+            RequestError: The text holds bytes that are no characters, as an argument that is not UTF-8 does.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is not valid UTF-8 at character {error.start}") from error
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -90,8 +98,11 @@ class TextTokenizer:
             return environment.from_string(self._chat_template).render(
                 messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special
             )
-        except TemplateError as error:
-            raise RequestError(f"the chat template refuses the messages: {error}") from error
+        except Exception as error:
+            # A template is a program: besides TemplateError it may raise whatever its expressions do.
+            raise RequestError(
+                f"the chat template refuses the messages: {error}", hint="send plain text, without the template"
+            ) from error
 
     def stream(self) -> TextStream:
         """A fresh incremental decoder."""

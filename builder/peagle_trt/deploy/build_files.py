@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from peagle_trt.build_folder import read_manifest
+from peagle_trt.decode.session import require_files
 from peagle_trt.decode.text import TextTokenizer
-from peagle_trt.errors import UsageError
 from peagle_trt.spec import EngineManifest
 
 MANIFEST_NAME = "manifest.json"
@@ -19,10 +19,7 @@ def read_whole_build(build_path: Path) -> EngineManifest:
         UsageError: There is no build, or one of its files is missing or has another size.
     """
     manifest = read_manifest(build_path)
-    for file in manifest.files:
-        found = build_path / file.path
-        if not found.is_file() or found.stat().st_size != file.size_bytes:
-            raise UsageError(f"`{found}` is missing or not of {file.size_bytes} bytes", hint="build again")
+    require_files(build_path, manifest)
     return manifest
 
 

@@ -23,6 +23,7 @@ from peagle_trt.deploy.installation import (
     python_library_path,
     require_numpy_1,
 )
+from peagle_trt.deploy.leftovers import owner_prefix, sweep_stale_folders
 from peagle_trt.deploy.ports import LOOPBACK, ServerPorts
 from peagle_trt.errors import PeagleError
 
@@ -103,7 +104,8 @@ class TritonServer:
         """
         require_numpy_1(self.installation)
         shared_memory.sweep_stale_regions()
-        self._folder = Path(tempfile.mkdtemp(prefix="peagle-triton-"))
+        sweep_stale_folders(Path(tempfile.gettempdir()))
+        self._folder = Path(tempfile.mkdtemp(prefix=owner_prefix()))
         try:
             self._spawn(self._folder)
             self._wait_ready(time.monotonic() + timeout_seconds)

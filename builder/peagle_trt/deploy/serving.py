@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import shutil
 import signal
 import tempfile
@@ -13,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from peagle_trt.deploy.build_files import read_whole_build
+from peagle_trt.deploy.leftovers import owner_prefix, sweep_stale_folders
 from peagle_trt.deploy.ports import LOOPBACK, ServerPorts
 from peagle_trt.deploy.repository import assemble_repository, is_repository
 from peagle_trt.deploy.server import TritonServer
-from peagle_trt.deploy.shared_memory import is_process_alive, owner_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +23,6 @@ Report = Callable[[str], None]
 
 WATCH_PERIOD_SECONDS = 1.0
 LOG_NAME = "tritonserver.log"
-_SERVING_FOLDER = re.compile(r"\.peagle-(?P<pid>[0-9]+)-")
 
 
 def serve(path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Report) -> None:
@@ -33,7 +31,7 @@ def serve(path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Re
     Args:
         path: A build, or a repository.
         ports: Where to listen.
-        log_folder: Folder for the server's log; None keeps it only while the server runs.
+        log_folder: Folder for the server's log; None keeps it only while the server runs, and if it fails.
         report: Takes a line about what is going on.
 
     Raises:
@@ -72,7 +70,7 @@ def require_servable(path: Path) -> None:
 @contextlib.contextmanager
 def _temporary_repository(build_path: Path) -> Iterator[Path]:
     # Beside the build the files can be linked; elsewhere they would be copied.
-    _sweep_stale_folders(build_path.resolve().parent)
+    sweep_stale_folders(build_path.resolve().parent)
     try:
         folder = Path(tempfile.mkdtemp(prefix=f".{owner_prefix()}", dir=build_path.resolve().parent))
     except OSError as error:
@@ -86,8 +84,10 @@ def _temporary_repository(build_path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="peagle-log-") as folder:
-        yield Path(folder)
+    """A folder that stays when the work in it fails: the error points at the log inside."""
+    folder = Path(tempfile.mkdtemp(prefix="peagle-log-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -102,13 +102,6 @@ def _stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _sweep_stale_folders(parent: Path) -> None:
-    for folder in parent.glob(".peagle-*"):
-        match = _SERVING_FOLDER.match(folder.name)
-        if match is not None and not is_process_alive(int(match["pid"])):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _greeting(ports: ServerPorts) -> list[str]:

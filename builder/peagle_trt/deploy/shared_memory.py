@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import uuid
 from pathlib import Path
 
+from peagle_trt.deploy.leftovers import is_process_alive, owner_prefix
+
 SHARED_MEMORY_PATH = Path("/dev/shm")
 _PREFIX = re.compile(r"peagle-(?P<pid>[0-9]+)-[0-9a-f]{8}_")
-
-
-def owner_prefix() -> str:
-    """What the names of everything temporary that this process owns start with."""
-    return f"peagle-{os.getpid()}-"
 
 
 def new_prefix() -> str:
@@ -45,17 +41,6 @@ def sweep_stale_regions() -> int:
         with contextlib.suppress(OSError):
             region.unlink()
     return len(stale)
-
-
-def is_process_alive(pid: int) -> bool:
-    """Whether there is a process of that number, ours or not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _is_stale(name: str) -> bool:

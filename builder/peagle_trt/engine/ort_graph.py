@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from peagle_trt.errors import MachineError
+from peagle_trt.errors import MachineError, UsageError
 from peagle_trt.spec import DrafterConfig, EngineManifest, TargetConfig
+
+MAX_THREADS_A_CORE = 4
 
 MAX_BINDINGS = 32
 """Sets of slots whose bindings a graph keeps; making one costs about a microsecond a cache."""
@@ -54,12 +56,14 @@ class CachedGraph:
 
     Raises:
         MachineError: ONNX Runtime cannot load the graph.
+        UsageError: The file holds another graph, or the number of threads is out of range.
     """
 
     def __init__(self, path: Path, caches: SlotCaches, *, num_groups: int, num_threads: int | None) -> None:
-        self._session = _load(path, num_threads or len(os.sched_getaffinity(0)))
+        self._session = _load(path, usable_threads(num_threads))
         self._num_groups = num_groups
         self._caches = caches
+        _require_caches(path, self._session, caches, num_groups)
         self._bindings: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         self._outputs: dict[str, NDArray[np.generic]] = {}
 
@@ -176,6 +180,20 @@ class GraphFamily:
         self._graphs.clear()
 
 
+def usable_threads(requested: int | None) -> int:
+    """Threads to run on: what was asked for, or every core this process may use.
+
+    Raises:
+        UsageError: More are asked for than could ever help; each would take memory for its stack.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if requested is None:
+        return cores
+    if not 1 <= requested <= MAX_THREADS_A_CORE * cores:
+        raise UsageError(f"{requested} threads were asked for; expected 1..{MAX_THREADS_A_CORE * cores}")
+    return requested
+
+
 def check_graph(path: Path) -> None:
     """Load a graph and let it go again.
 
@@ -183,6 +201,20 @@ def check_graph(path: Path) -> None:
         MachineError: ONNX Runtime cannot load it.
     """
     _load(path, 1)
+
+
+def _require_caches(path: Path, session: Any, caches: SlotCaches, num_groups: int) -> None:
+    """Refuse a graph that does not take these caches: binding would fail in the middle of a request."""
+    found = {item.name: tuple(item.shape) for item in session.get_inputs()}
+    shape = next(iter(caches.arrays.values())).shape
+    for layer in range(caches.num_layers):
+        for group in range(num_groups):
+            for name in (f"key.{layer}.{group}", f"value.{layer}.{group}"):
+                if found.get(name) != shape:
+                    raise UsageError(
+                        f"`{path}` takes `{name}` as {found.get(name)}, expected {shape}",
+                        hint="the file is not the one that was built; build again with --force",
+                    )
 
 
 def _load(path: Path, num_threads: int) -> Any:

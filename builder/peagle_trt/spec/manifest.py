@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 from peagle_trt.spec.drafter import DrafterConfig
 from peagle_trt.spec.target import TargetConfig
 
@@ -41,6 +42,21 @@ class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_batch_size: int
     max_sequence_length: int
     cache_capacity: int
+
+    def __post_init__(self) -> None:
+        """Refuse limits that contradict each other, wherever they come from.
+
+        Raises:
+            ValueError: They do.
+        """
+        if not 1 <= self.draft_tokens <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise ValueError(
+                f"draft_tokens {self.draft_tokens} of at most {self.max_draft_tokens}; expected 1..{MAX_DRAFT_TOKENS}"
+            )
+        if self.max_batch_size < 1 or not 1 <= self.max_sequence_length <= self.cache_capacity:
+            raise ValueError(
+                f"batch {self.max_batch_size}, length {self.max_sequence_length}, capacity {self.cache_capacity}"
+            )
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -189,6 +189,16 @@ def test_a_request_that_cannot_be_honoured_is_answered_with_the_reason(served: S
         list(stream)
 
 
+@pytest.mark.parametrize("model", ["peagle", "ensemble"])
+def test_a_misspelt_input_is_refused_by_name(served: Served, model: str) -> None:
+    with pytest.raises(RequestError, match="`temprature` is no input of this model; did you mean `temperature`"):
+        served.http.generate({**ASK, "temprature": 1.0}, model=model)
+
+
+def test_a_request_id_is_no_input_and_no_fault(served: Served) -> None:
+    assert served.http.generate({**ASK, "id": "42", "max_tokens": 2})["text_output"]
+
+
 def test_classic_fillers_are_taken(served: Served, loaded: LoadedBuild) -> None:
     fillers = {"bad_words": "", "stop_words": "", "pad_id": 2, "beam_width": 1, "return_log_probs": False}
     assert served.http.generate({**ASK, **fillers}, model="ensemble")["text_output"] == expected_text(loaded)

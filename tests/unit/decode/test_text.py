@@ -116,3 +116,15 @@ def test_a_template_that_reaches_out_is_refused(tokenizer: TextTokenizer) -> Non
 def test_a_model_without_a_template_says_so(tokenizer: TextTokenizer) -> None:
     with pytest.raises(RequestError, match="no chat template"):
         TextTokenizer(tokenizer._tokenizer, None).apply_chat_template([])
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ range(10**9) | list }}", "{{ messages[99].content.x.y }}"])
+def test_a_template_that_breaks_is_a_refusal(tokenizer: TextTokenizer, template: str) -> None:
+    with pytest.raises(RequestError, match="the chat template refuses the messages"):
+        TextTokenizer(tokenizer._tokenizer, template).apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_text_that_is_no_text_is_a_refusal(tokenizer: TextTokenizer) -> None:
+    # What Python makes of the argument bytes ff fe.
+    with pytest.raises(RequestError, match="not valid UTF-8 at character 2"):
+        tokenizer.encode("hi\udcff\udcfe")

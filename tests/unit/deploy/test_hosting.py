@@ -78,6 +78,9 @@ class Request:
         self.sender = Sender()
         self._arrays = arrays
 
+    def parameters(self) -> str:
+        return ""
+
     def inputs(self) -> list[Any]:
         class Input:
             def __init__(self, name: str, array: NDArray[np.generic]) -> None:

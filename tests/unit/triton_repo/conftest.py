@@ -40,6 +40,9 @@ class Request:
     def __init__(self, **arrays: NDArray[np.generic]) -> None:
         self._arrays = arrays
 
+    def parameters(self) -> str:
+        return ""
+
     def inputs(self) -> list[Tensor]:
         return [Tensor(name, array) for name, array in self._arrays.items()]
 

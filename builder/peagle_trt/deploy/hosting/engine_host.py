@@ -18,8 +18,14 @@ from peagle_trt.deploy.hosting.response_writer import ResponseWriter
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.errors import RequestError
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields
-from peagle_trt_repo.python_backend import InferenceRequest, ResponseSender, request_arrays, send_error
+from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields, refuse_unknown_parameters
+from peagle_trt_repo.python_backend import (
+    InferenceRequest,
+    ResponseSender,
+    request_arrays,
+    request_parameters,
+    send_error,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +85,7 @@ class EngineHost:
         """Takes one request; its answer, or the reason for none, goes to its sender."""
         sender = request.get_response_sender()
         try:
+            refuse_unknown_parameters(request_parameters(request))
             self._submit(read_fields(request_arrays(request)), sender)
         except (InvalidRequestError, RequestError) as error:
             send_error(sender, "INVALID_ARG", str(error))
