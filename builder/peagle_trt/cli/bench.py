@@ -41,7 +41,7 @@ def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[
 @click.option(
     "--baseline", type=click.Choice(["none"]), default="none", show_default=True, help="What a speed-up is over."
 )
-@click.option("--chat/--no-chat", "is_chat", default=True, show_default=True, help="Apply the chat template.")
+@click.option("--chat/--no-chat", "is_chat", default=None, help="Use the chat template; by default where there is one.")
 @click.option("--ignore-eos", is_flag=True, help="Give every answer its full length.")
 @threads_option
 @config_option
@@ -58,7 +58,7 @@ def command(
     draft_tokens: tuple[int, ...],
     method: str,
     baseline: str,
-    is_chat: bool,
+    is_chat: bool | None,
     ignore_eos: bool,
     num_threads: int | None,
 ) -> None:
@@ -86,13 +86,19 @@ def command(
     output.result({**document, "machine": machine}, _table(results))
 
 
-def _client(build_path: Path | None, url: str | None, *, is_chat: bool, ends: bool, num_threads: int | None) -> Client:
+def _client(
+    build_path: Path | None, url: str | None, *, is_chat: bool | None, ends: bool, num_threads: int | None
+) -> Client:
     if (build_path is None) == (url is None):
         raise UsageError("give a BUILD or a --url, one of the two")
     if url is not None:
-        return TritonClient(url, is_chat=is_chat, ends=ends)
+        # The server does not tell whether its model has a template; it refuses if there is none.
+        return TritonClient(url, is_chat=is_chat is not False, ends=ends)
     assert build_path is not None
-    return InProcessClient(open_build(build_path, num_threads=num_threads), is_chat=is_chat, ends=ends)
+    loaded = open_build(build_path, num_threads=num_threads)
+    return InProcessClient(
+        loaded, is_chat=loaded.tokenizer.has_chat_template if is_chat is None else is_chat, ends=ends
+    )
 
 
 def _methods(name: str, concurrency: tuple[int, ...], draft_tokens: tuple[int, ...]) -> list[Method]:
