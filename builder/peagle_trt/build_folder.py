@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from peagle_trt.errors import MachineError, UsageError
-from peagle_trt.files import link_or_copy, naming_os_errors, remove_folder, write_text
-from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest
+from peagle_trt.errors import MachineError, UsageError, VerificationError
+from peagle_trt.files import link_or_copy, naming_os_errors, remove_folder, sha256_of, write_text
+from peagle_trt.spec import ARTIFACT_FORMAT, EngineFile, EngineManifest
 
 MANIFEST_NAME = "manifest.json"
 RECORD_NAME = ".steps.json"
+# An older build on its way out. It lies inside the staging folder, so that no name beside the build can be in the way.
+_RETIRED_NAME = ".replaced"
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,11 +26,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         inputs: Hash of everything the step depends on.
-        outputs: Files it wrote, relative to the build, with their sizes in bytes.
+        outputs: Files it wrote, as they were at that moment.
     """
 
     inputs: str
-    outputs: dict[str, int]
+    outputs: tuple[EngineFile, ...]
 
 
 def read_manifest(build_path: Path) -> EngineManifest:
@@ -38,6 +40,8 @@ def read_manifest(build_path: Path) -> EngineManifest:
         UsageError: The folder is no finished build, or one of another version.
     """
     path = build_path / MANIFEST_NAME
+    if not build_path.exists():
+        raise UsageError(f"`{build_path}` does not exist", hint="give the folder that `peagle-trt build` wrote")
     if not path.is_file():
         raise UsageError(
             f"`{build_path}` is not a finished build: it has no `{MANIFEST_NAME}`", hint="run `peagle-trt build`"
@@ -54,8 +58,41 @@ def read_manifest(build_path: Path) -> EngineManifest:
     return manifest
 
 
+def check_files(build_path: Path, files: Iterable[EngineFile]) -> None:
+    """Compare files with the sizes and digests that were noted when they were written.
+
+    Raises:
+        VerificationError: One is missing or changed.
+    """
+    for file in files:
+        path = build_path / file.path
+        if not path.is_file():
+            raise VerificationError(f"`{build_path}` lacks `{file.path}`", hint="build it again")
+        if path.stat().st_size != file.size_bytes or sha256_of(path) != file.sha256:
+            raise VerificationError(f"`{path}` is not the file that was built", hint="build it again")
+
+
+def resolve_output(output_path: Path) -> Path:
+    """The folder that a build at `output_path` replaces: links are followed, `.` and `..` are gone.
+
+    Raises:
+        UsageError: The path means no folder that can be replaced by a rename.
+    """
+    try:
+        resolved, here = output_path.resolve(), Path.cwd()
+    except (OSError, RuntimeError, ValueError) as error:
+        # A circle of links, a working folder that is gone, a zero byte.
+        raise UsageError(f"`{output_path}` leads nowhere: {error}", hint="name another folder with -o") from error
+    if here.is_relative_to(resolved):
+        raise UsageError(
+            f"`{output_path}` is the folder you are in, or one around it; a build replaces its folder as a whole",
+            hint="name a folder inside it: -o build",
+        )
+    return resolved
+
+
 def require_replaceable(output_path: Path) -> None:
-    """Refuse to build over something that is not a build.
+    """Refuse to build over something that is not a build; a damaged build still is one.
 
     Raises:
         UsageError: The path holds other files.
@@ -63,7 +100,7 @@ def require_replaceable(output_path: Path) -> None:
     with naming_os_errors(output_path):
         if not output_path.exists():
             return
-        if output_path.is_dir() and ((output_path / MANIFEST_NAME).is_file() or not any(output_path.iterdir())):
+        if output_path.is_dir() and (_looks_like_a_build(output_path) or not any(output_path.iterdir())):
             return
     raise UsageError(f"`{output_path}` exists and is not a build", hint="choose another folder with -o, or remove it")
 
@@ -73,10 +110,12 @@ class FinishedSteps:
     """Steps whose outputs are still there.
 
     Attributes:
+        has_manifest: The finished build is there, and its manifest can be read.
         published: By name, in the finished build; empty where there is none.
         staged: By name, in the staging folder.
     """
 
+    has_manifest: bool
     published: dict[str, StepRecord]
     staged: dict[str, StepRecord]
 
@@ -92,8 +131,11 @@ class FinishedSteps:
 
 def finished_steps(output_path: Path) -> FinishedSteps:
     """What earlier runs left."""
-    published = _read_record(output_path) if (output_path / MANIFEST_NAME).is_file() else {}
-    return FinishedSteps(published=published, staged=_read_record(staging_path(output_path)))
+    return FinishedSteps(
+        has_manifest=_has_readable_manifest(output_path),
+        published=_read_record(output_path),
+        staged=_read_record(staging_path(output_path)),
+    )
 
 
 def staging_path(output_path: Path) -> Path:
@@ -117,19 +159,18 @@ class StagedBuild:
         self._remove_unrecorded()
 
     def adopt(self, name: str, inputs: str) -> bool:
-        """Take a step's outputs from an earlier run, if it had the same inputs.
+        """Take a step's outputs from an earlier run, if it had the same inputs and they are as it left them.
 
         Returns:
             Whether the step is done.
         """
-        record = self.steps.get(name)
-        if record is not None and record.inputs == inputs:
+        if _is_usable(self.path, self.steps.get(name), inputs):
             return True
         record = _read_record(self.output_path).get(name)
-        if record is None or record.inputs != inputs:
+        if record is None or not _is_usable(self.output_path, record, inputs):
             return False
         for output in record.outputs:
-            link_or_copy(self.output_path / output, self.path / output)
+            link_or_copy(self.output_path / output.path, self.path / output.path)
         self._record(name, record)
         return True
 
@@ -137,16 +178,17 @@ class StagedBuild:
         """Remove a step's outputs before it runs again: they may share their bytes with the finished build."""
         record = self.steps.pop(name, None)
         for output in record.outputs if record else ():
-            (self.path / output).unlink(missing_ok=True)
+            (self.path / output.path).unlink(missing_ok=True)
 
     def finish(self, name: str, inputs: str, outputs: tuple[str, ...]) -> None:
-        """Record that a step is done."""
-        sizes = {output: (self.path / output).stat().st_size for output in outputs}
-        self._record(name, StepRecord(inputs=inputs, outputs=sizes))
+        """Record that a step is done, and what its files hold now."""
+        files = tuple(_describe(self.path, output) for output in outputs)
+        self._record(name, StepRecord(inputs=inputs, outputs=files))
 
-    def outputs(self) -> list[str]:
-        """Files of all finished steps, in order."""
-        return sorted({output for record in self.steps.values() for output in record.outputs})
+    def outputs(self) -> list[EngineFile]:
+        """Files of all finished steps, in order of their paths."""
+        files = {file.path: file for record in self.steps.values() for file in record.outputs}
+        return [files[path] for path in sorted(files)]
 
     def publish(self, manifest: EngineManifest) -> None:
         """Write the manifest and put the folder in its place; an older build there is replaced at this moment."""
@@ -154,15 +196,13 @@ class StagedBuild:
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=2).decode()
         write_text(self.path / MANIFEST_NAME, text + "\n")
         with naming_os_errors(self.output_path):
-            old = _retired_path(self.output_path)
-            remove_folder(old)
             if self.output_path.exists():
-                self.output_path.rename(old)
+                self.output_path.rename(self.path / _RETIRED_NAME)
             self.path.rename(self.output_path)
-            remove_folder(old)
+            remove_folder(self.output_path / _RETIRED_NAME)
 
     def _remove_unrecorded(self) -> None:
-        kept = {RECORD_NAME, *self.outputs()}
+        kept = {RECORD_NAME, *(file.path for file in self.outputs())}
         for file in [path for path in self.path.rglob("*") if path.is_file()]:
             if file.relative_to(self.path).as_posix() not in kept:
                 file.unlink()
@@ -183,16 +223,14 @@ def staged_build(output_path: Path) -> Iterator[StagedBuild]:
         UsageError: `output_path` holds something that is not a build.
         MachineError: Another process builds there, or the folder cannot be written.
     """
-    staging, old = staging_path(output_path), _retired_path(output_path)
+    staging = staging_path(output_path)
     with naming_os_errors(output_path):
-        if old.exists() and not output_path.exists():
-            # An earlier run was killed between the two renames of `publish`.
-            old.rename(output_path)
         require_replaceable(output_path)
         staging.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(staging, os.O_RDONLY)
     try:
         _lock(descriptor, output_path)
+        _settle_replacement(output_path)
         build = StagedBuild(output_path)
         try:
             yield build
@@ -212,8 +250,42 @@ def _lock(descriptor: int, output_path: Path) -> None:
         ) from None
 
 
-def _retired_path(output_path: Path) -> Path:
-    return output_path.with_name(f".{output_path.name}.old")
+def _settle_replacement(output_path: Path) -> None:
+    """Finish what a run did that was killed around the two renames of `publish`."""
+    retired = staging_path(output_path) / _RETIRED_NAME
+    with naming_os_errors(output_path):
+        if retired.exists() and not output_path.exists():
+            retired.rename(output_path)
+        remove_folder(retired)
+        remove_folder(output_path / _RETIRED_NAME)
+
+
+def _has_readable_manifest(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except UsageError:
+        return False
+    return True
+
+
+def _looks_like_a_build(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (MANIFEST_NAME, RECORD_NAME))
+
+
+def _describe(folder: Path, name: str) -> EngineFile:
+    path = folder / name
+    return EngineFile(path=name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
+
+
+def _is_usable(folder: Path, record: StepRecord | None, inputs: str) -> bool:
+    """Whether a step had these inputs and its outputs are unchanged, which means reading them once."""
+    if record is None or record.inputs != inputs:
+        return False
+    try:
+        check_files(folder, record.outputs)
+    except VerificationError:
+        return False
+    return True
 
 
 def _read_record(folder: Path) -> dict[str, StepRecord]:
@@ -226,5 +298,5 @@ def _read_record(folder: Path) -> dict[str, StepRecord]:
 
 
 def _is_intact(folder: Path, record: StepRecord) -> bool:
-    paths = {folder / output: size for output, size in record.outputs.items()}
+    paths = {folder / file.path: file.size_bytes for file in record.outputs}
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())

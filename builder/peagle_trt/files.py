@@ -21,6 +21,7 @@ _OS_REASONS = {
     errno.EPERM: ("the operation is not permitted", "choose a folder that you may write to"),
     errno.EROFS: ("the file system is read-only", "choose a folder on another file system"),
     errno.ENOTDIR: ("a part of the path is a file, not a folder", "check the path"),
+    errno.EEXIST: ("something of another kind has that name", "remove it, or choose another folder"),
     errno.EISDIR: ("the path is a folder, not a file", "check the path"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter name"),
     errno.EMFILE: ("too many files are open", "raise the limit of open files (`ulimit -n`)"),
@@ -73,8 +74,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file's content, read in chunks."""
-    with path.open("rb") as file:
+    """Hex digest of a file's content, read in chunks.
+
+    Raises:
+        MachineError: The file cannot be read.
+    """
+    with naming_os_errors(path), path.open("rb") as file:
         digest = hashlib.sha256()
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)

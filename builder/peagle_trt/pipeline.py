@@ -11,8 +11,15 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from peagle_trt import stages
-from peagle_trt.build_folder import StagedBuild, read_manifest, require_replaceable, staged_build
-from peagle_trt.errors import PlanError
+from peagle_trt.build_folder import (
+    StagedBuild,
+    check_files,
+    read_manifest,
+    require_replaceable,
+    resolve_output,
+    staged_build,
+)
+from peagle_trt.errors import PlanError, UsageError, VerificationError
 from peagle_trt.files import require_free_space
 from peagle_trt.plan import STAGES, Plan, check_spec, make_plan
 from peagle_trt.quant import find_recipe
@@ -50,9 +57,10 @@ def build(
     """
     spec = _resolve(spec, report)
     plan = make_plan(spec)
-    if plan.is_complete and not is_fresh:
+    standing = _standing_build(spec, report) if plan.is_complete and not is_fresh else None
+    if standing is not None:
         report(f"nothing to do: `{spec.output_path}` is complete")
-        return read_manifest(spec.output_path)
+        return standing
     checkpoints = read_checkpoints(spec, report)
     _require_space(spec, plan, checkpoints)
     with staged_build(spec.output_path) as folder:
@@ -133,6 +141,17 @@ class _Run:
         return True
 
 
+def _standing_build(spec: BuildSpec, report: Report) -> EngineManifest | None:
+    """The finished build, or None where something happened to it since."""
+    try:
+        manifest = read_manifest(spec.output_path)
+        check_files(spec.output_path, manifest.files)
+    except (UsageError, VerificationError) as error:
+        report(f"mending: {error.message}")
+        return None
+    return manifest
+
+
 def _resolve(spec: BuildSpec, report: Report) -> BuildSpec:
     from peagle_trt.engine.registry import choose_backend
 
@@ -141,7 +160,7 @@ def _resolve(spec: BuildSpec, report: Report) -> BuildSpec:
     backend, reason = choose_backend(spec.backend)
     if backend != spec.backend:
         report(f"backend {backend}: {reason}")
-    return replace(spec, backend=backend)
+    return replace(spec, backend=backend, output_path=resolve_output(spec.output_path))
 
 
 def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCheckpoint, report: Report) -> None:

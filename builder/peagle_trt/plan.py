@@ -97,7 +97,7 @@ def make_plan(spec: BuildSpec, *, sizes: dict[str, int] | None = None) -> Plan:
         digest = _digest([digest, __version__, settings[stage], _rooms_digest(stage), _library_versions(stage)])
         is_cached = finished.is_done(stage, digest)
         steps.append(Step(name=stage, inputs=digest, is_cached=is_cached, size_bytes=(sizes or {}).get(stage)))
-    is_complete = all(finished.is_published(step.name, step.inputs) for step in steps)
+    is_complete = finished.has_manifest and all(finished.is_published(step.name, step.inputs) for step in steps)
     return Plan(steps=tuple(steps), is_complete=is_complete)
 
 

@@ -12,12 +12,12 @@ import msgspec
 from peagle_trt import __version__
 from peagle_trt.build_folder import StagedBuild
 from peagle_trt.errors import CheckpointError
-from peagle_trt.files import sha256_of, write_text
+from peagle_trt.files import write_text
 from peagle_trt.quant import StoredWeights, open_stored, write_drafter_weights, write_target_weights
 from peagle_trt.quant.layout import drafter_layout, target_layout
 from peagle_trt.quant.store import stored_bytes
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, TokenizerSource
-from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineFile, EngineManifest, TokenizerFiles
+from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
 
 if TYPE_CHECKING:
     from peagle_trt.engine.protocol import Engine
@@ -131,7 +131,8 @@ def stored_weights(folder: Path) -> tuple[StoredWeights, StoredWeights]:
 def graph_roles(folder: StagedBuild) -> dict[str, str]:
     """Role to path of the graphs that are written: a graph's file is named after its role."""
     record = folder.steps.get("graph")
-    return {Path(path).name.removesuffix(".onnx"): path for path in (record.outputs if record else ())}
+    paths = [file.path for file in record.outputs] if record else []
+    return {Path(path).name.removesuffix(".onnx"): path for path in paths}
 
 
 class EngineStages:
@@ -185,9 +186,5 @@ class EngineStages:
 
 
 def list_files(manifest: EngineManifest, folder: StagedBuild) -> EngineManifest:
-    """assemble: the manifest with the digest of every file."""
-    paths = {name: folder.path / name for name in folder.outputs()}
-    files = (
-        EngineFile(path=name, size_bytes=path.stat().st_size, sha256=sha256_of(path)) for name, path in paths.items()
-    )
-    return msgspec.structs.replace(manifest, files=tuple(files))
+    """assemble: the manifest with every file, as the step that wrote it noted it."""
+    return msgspec.structs.replace(manifest, files=tuple(folder.outputs()))

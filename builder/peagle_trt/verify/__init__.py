@@ -1,6 +1,6 @@
 """Engines against an independent reference."""
 
-from peagle_trt.verify.build import check_files, verify_build
+from peagle_trt.verify.build import verify_build
 from peagle_trt.verify.comparison import Outcome, compare_engine, compare_with_reference
 from peagle_trt.verify.sources import ReferenceSource, build_source, checkpoint_source
 
@@ -8,7 +8,6 @@ __all__ = [
     "Outcome",
     "ReferenceSource",
     "build_source",
-    "check_files",
     "checkpoint_source",
     "compare_engine",
     "compare_with_reference",
