@@ -46,6 +46,8 @@ class VerificationError(PeagleError):
 class RequestError(PeagleError):
     """A generation request asks for something that cannot be honoured."""
 
+    exit_code = 2
+
 
 class PlanError(PeagleError):
     """A build cannot start: its settings contradict each other."""

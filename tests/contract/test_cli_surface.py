@@ -7,10 +7,11 @@ import importlib
 import click
 import pytest
 
+from peagle_trt.cli.global_options import GLOBAL_OPTIONS
 from peagle_trt.cli.group import group
 from peagle_trt.cli.registry import COMMANDS
 
-GLOBAL_OPTIONS = {"--json", "--quiet", "--verbose", "--version", "-q", "-v"}
+GLOBAL = {"--help", "--json", "--quiet", "--verbose", "-h", "-q", "-v"}
 SURFACE = {
     "build": {
         "--backend",
@@ -62,7 +63,13 @@ def words_of(command: click.Command) -> set[str]:
 
 
 def test_the_global_options_stay() -> None:
-    assert words_of(group) == GLOBAL_OPTIONS
+    assert {word for option in GLOBAL_OPTIONS for word in option.opts} == GLOBAL
+    assert words_of(group) == {"--version"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_hides_a_global_option(name: str) -> None:
+    assert words_of(importlib.import_module(COMMANDS[name].module).command).isdisjoint(GLOBAL)
 
 
 @pytest.mark.parametrize("name", SURFACE)

@@ -108,17 +108,24 @@ def modules_after(statement: str) -> set[str]:
 
 
 def test_help_needs_no_library_but_click() -> None:
-    loaded = modules_after("import peagle_trt.cli.main")
+    loaded = modules_after("import peagle_trt.cli.boundary")
     assert loaded.isdisjoint({*HEAVY, "numpy", "msgspec"})
     assert {name for name in loaded if name.startswith("peagle_trt.")} <= {
         "peagle_trt.cli",
+        "peagle_trt.cli.boundary",
+        "peagle_trt.cli.global_options",
         "peagle_trt.cli.group",
-        "peagle_trt.cli.main",
         "peagle_trt.cli.output",
         "peagle_trt.cli.registry",
+        "peagle_trt.cli.signals",
+        "peagle_trt.cli.streams",
         "peagle_trt.errors",
         "peagle_trt.files",
     }
+
+
+def test_signals_are_in_order_before_anything_slow_is_imported() -> None:
+    assert "click" not in modules_after("import peagle_trt.cli.main")
 
 
 def test_the_pipeline_loads_no_heavy_library_until_it_runs() -> None:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import logging
-import os
-import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from peagle_trt import __version__
+from peagle_trt.cli.global_options import GLOBAL_OPTIONS, Command, GlobalOptions, options_in
 from peagle_trt.cli.output import Output
 from peagle_trt.cli.registry import COMMANDS
-
-LOG_LEVEL_VARIABLE = "PEAGLE_TRT_LOG_LEVEL"
-_LOG_LEVELS = ("debug", "info", "warning", "error")
+from peagle_trt.errors import MachineError
 
 
-class LazyGroup(click.Group):
+class LazyGroup(GlobalOptions, click.Group):
     """A group that knows its commands by name and imports only the one that runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -29,8 +27,12 @@ class LazyGroup(click.Group):
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name].module).command
-        return command
+        return Command(importlib.import_module(COMMANDS[cmd_name].module).command)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words in front of the command, after a look at all of them for how failures are to be reported."""
+        ctx.ensure_object(Output).is_json |= self._asks_for_json(ctx, args)
+        return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -42,28 +44,50 @@ class LazyGroup(click.Group):
             ctx.fail(f"no such command `{args[0]}`; {suggestion}")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List options and commands without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+        GlobalOptions.format_options(self, ctx, formatter)
+
+    def _asks_for_json(self, ctx: click.Context, words: Sequence[str]) -> bool:
+        name = next((word for word in words if not word.startswith("-")), "")
+        command = self.get_command(ctx, name)
+        return "--json" in options_in(words, [*(command.params if command else ()), *GLOBAL_OPTIONS])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="peagle-trt")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout, also on failure.")
-@click.option("-v", "--verbose", count=True, help="More on stderr; twice for everything.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress on stderr.")
+def _show_version(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.ensure_object(Output).result({"version": __version__}, f"peagle-trt, version {__version__}")
+        context.exit()
+
+
+@click.group(cls=LazyGroup, invoke_without_command=True, add_help_option=False)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
-def group(context: click.Context, is_json: bool, verbose: int, quiet: bool) -> None:
-    """Compile P-EAGLE speculative decoding into engines, serve it, measure it."""
-    _start_logging(verbose)
-    output: Output = context.ensure_object(Output)
-    output.is_json, output.is_quiet = is_json, quiet
+def group(context: click.Context) -> None:
+    """Compile P-EAGLE speculative decoding into engines, serve it, measure it.
+
+    The global options are accepted before and after the command's name.
+    """
+    if context.invoked_subcommand is None:
+        context.ensure_object(Output).progress(context.get_help())
+        raise click.UsageError("no command given", context)
+    _require_working_directory()
 
 
-def _start_logging(verbose: int) -> None:
-    name = os.environ.get(LOG_LEVEL_VARIABLE, "warning").lower()
-    if name not in _LOG_LEVELS:
-        raise click.UsageError(f"{LOG_LEVEL_VARIABLE} is `{name}`; expected one of {', '.join(_LOG_LEVELS)}")
-    level = {0: logging.getLevelName(name.upper()), 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s %(name)s: %(message)s")
+def _require_working_directory() -> None:
+    # Relative paths, and several libraries, need one.
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise MachineError(
+            "the working directory no longer exists", hint="change to a folder that exists, and try again"
+        ) from error

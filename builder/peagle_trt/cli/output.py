@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
+
+from peagle_trt.cli.streams import discard
+from peagle_trt.errors import MachineError
 
 
 class ReaderGoneError(Exception):
@@ -16,14 +20,16 @@ class ReaderGoneError(Exception):
 class Output:
     """Where a command's words go.
 
-    Args:
+    Attributes:
         is_json: One JSON document on stdout instead of text, also on failure.
         is_quiet: No progress.
+        verbosity: How often more of it was asked for.
     """
 
-    def __init__(self, *, is_json: bool, is_quiet: bool = False) -> None:
+    def __init__(self, *, is_json: bool = False, is_quiet: bool = False) -> None:
         self.is_json = is_json
         self.is_quiet = is_quiet
+        self.verbosity = 0
         self._has_result = False
 
     def result(self, document: Mapping[str, object], text: str) -> None:
@@ -73,6 +79,14 @@ def _write(text: str, stream: TextIO) -> None:
         stream.flush()
     except BrokenPipeError as error:
         raise ReaderGoneError from error
+    except OSError as error:
+        discard(stream)
+        # A lost line about the work is no reason to end it; a lost result is.
+        if stream is not sys.stderr:
+            raise MachineError(
+                f"cannot write to stdout: {os.strerror(error.errno or 0).lower()}",
+                hint="send the results to a file with room, or to /dev/null",
+            ) from error
 
 
 def _to_json(document: Mapping[str, object]) -> str:
