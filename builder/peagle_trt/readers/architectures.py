@@ -6,6 +6,24 @@ from dataclasses import dataclass
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.json_file import Fields
+from peagle_trt.readers.ranges import HEAD_DIM, SIZE
+
+# Settings that change the numbers, with the values under which they do not; null and absent never do.
+# Source: vLLM `llama.py`, `llama_eagle3.py` (`logit_scale`); transformers' Granite, Cohere, Gemma, DBRX (the rest).
+_NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "hidden_activation": ("silu", "swish"),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "embedding_multiplier": (1,),
+    "residual_multiplier": (1,),
+    "attention_multiplier": (),
+    "query_pre_attn_scalar": (),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "clip_qkv": (),
+    "attention_chunk_size": (),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,31 +73,59 @@ def find_architecture(config: Fields) -> tuple[str, Architecture]:
     return names[0], ARCHITECTURES[names[0]]
 
 
-def refuse_unsupported_parts(config: Fields, architecture: Architecture) -> None:
-    """Refuse settings that would change the numbers and that no graph of ours expresses.
+def refuse_unsupported_parts(config: Fields, *, has_sliding_window_flag: bool) -> None:
+    """Refuse settings of a target or a head that would change the numbers and that no graph of ours expresses.
+
+    Args:
+        config: The configuration.
+        has_sliding_window_flag: A window only counts while `use_sliding_window` is true.
 
     Raises:
-        CheckpointError: Sliding windows, another activation, or weights that are already quantized.
+        CheckpointError: Sliding windows, another activation, scaled or capped logits, quantized weights.
     """
-    is_windowed = not architecture.has_sliding_window_flag or config.flag("use_sliding_window")
+    for key, neutral in _NEUTRAL_VALUES.items():
+        if config.has(key) and config.values[key] not in neutral:
+            raise config.refuse(key, " or ".join(f"`{value}`" for value in neutral) or "null")
+    is_windowed = not has_sliding_window_flag or config.flag("use_sliding_window")
     if config.has("sliding_window") and is_windowed:
         raise config.refuse("sliding_window", "null", hint="sliding-window attention is not supported")
-    refuse_layer_types(config)
-    if config.text("hidden_act", "silu") != "silu":
-        raise config.refuse("hidden_act", "`silu`")
-    if config.has("quantization_config"):
-        raise CheckpointError(
-            f"`{config.source}`: the weights are already quantized (`quantization_config`)",
-            hint="use the checkpoint in F32, F16 or BF16",
-        )
-
-
-def refuse_layer_types(config: Fields) -> None:
-    """Refuse layers that do not attend to everything before them.
-
-    Raises:
-        CheckpointError: A layer slides, chunks or recurs.
-    """
     others = sorted({kind for kind in config.texts("layer_types") if kind != "full_attention"})
     if others:
         raise config.refuse("layer_types", "`full_attention` throughout", hint=f"`{others[0]}` is not supported")
+    for key in ("quantization_config", "compression_config"):
+        if config.has(key):
+            raise CheckpointError(
+                f"`{config.source}`: the weights are already quantized (`{key}`)",
+                hint="use the checkpoint in F32, F16 or BF16",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSizes:
+    """An attention's heads.
+
+    Attributes:
+        num_query: Query heads.
+        num_key_value: Key/value heads.
+        width: Width of a head.
+    """
+
+    num_query: int
+    num_key_value: int
+    width: int
+
+
+def read_heads(config: Fields, hidden_size: int, default_width: int | None = None) -> HeadSizes:
+    """The heads of a target or a drafter.
+
+    Raises:
+        CheckpointError: They do not go together.
+    """
+    num_query = config.integer("num_attention_heads", within=SIZE)
+    num_key_value = config.integer("num_key_value_heads", num_query, within=SIZE)
+    width = config.integer("head_dim", default_width or hidden_size // num_query, within=HEAD_DIM)
+    if num_query % num_key_value:
+        raise config.refuse("num_key_value_heads", f"a divisor of `num_attention_heads`, {num_query}")
+    if width % 2:
+        raise config.refuse("head_dim", f"even, for rotation takes pairs (taken: {width})")
+    return HeadSizes(num_query=num_query, num_key_value=num_key_value, width=width)

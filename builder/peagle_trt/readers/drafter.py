@@ -9,10 +9,11 @@ from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.accounting import INVERSE_FREQUENCIES, Ignorable, account_for
-from peagle_trt.readers.architectures import refuse_layer_types
+from peagle_trt.readers.architectures import read_heads, refuse_unsupported_parts
 from peagle_trt.readers.checkpoint import DrafterCheckpoint
 from peagle_trt.readers.dialects import Dialect, find_dialect
 from peagle_trt.readers.json_file import Fields, read_object
+from peagle_trt.readers.ranges import DEPTHS, EPSILON, LAYER_ID, LAYERS, POSITIONS, SIZE, TOKEN_ID
 from peagle_trt.readers.rope import read_rope
 from peagle_trt.readers.safetensors_file import lazy_tensor
 from peagle_trt.readers.shards import read_folder_tensors
@@ -86,31 +87,34 @@ def _read_config(
     fields: Fields, found: Mapping[str, TensorSpec], dialect: Dialect, num_target_layers: int | None
 ) -> DrafterConfig:
     eagle = fields.section("eagle_config")
-    refuse_layer_types(fields)
+    # A head has no architecture to say whether the flag counts, so it counts where it is there.
+    refuse_unsupported_parts(fields, has_sliding_window_flag=fields.has("use_sliding_window"))
+    if not fields.flag("parallel_drafting", default=True):
+        raise fields.refuse("parallel_drafting", "true", hint="a head that drafts one token a pass is not supported")
     if not eagle.flag("use_aux_hidden_state", default=True):
         raise eagle.refuse("use_aux_hidden_state", "true", hint="heads without auxiliary states are not supported")
-    hidden, heads = fields.integer("hidden_size", minimum=1), fields.integer("num_attention_heads", minimum=1)
-    vocab_size = fields.integer("vocab_size", minimum=1)
+    hidden, vocab_size = fields.integer("hidden_size", within=SIZE), fields.integer("vocab_size", within=SIZE)
+    heads = read_heads(fields, hidden)
     config = DrafterConfig(
         dialect=dialect.name,
         hidden_size=hidden,
-        target_hidden_size=fields.integer("target_hidden_size", hidden, minimum=1),
-        intermediate_size=fields.integer("intermediate_size", minimum=1),
-        num_layers=fields.integer("num_hidden_layers", minimum=1),
-        num_attention_heads=heads,
-        num_key_value_heads=fields.integer("num_key_value_heads", heads, minimum=1),
-        head_dim=fields.integer("head_dim", hidden // heads, minimum=2),
+        target_hidden_size=fields.integer("target_hidden_size", hidden, within=SIZE),
+        intermediate_size=fields.integer("intermediate_size", within=SIZE),
+        num_layers=fields.integer("num_hidden_layers", within=LAYERS),
+        num_attention_heads=heads.num_query,
+        num_key_value_heads=heads.num_key_value,
+        head_dim=heads.width,
         vocab_size=vocab_size,
-        draft_vocab_size=fields.integer("draft_vocab_size", vocab_size, minimum=1),
-        rms_norm_eps=fields.number("rms_norm_eps"),
+        draft_vocab_size=fields.integer("draft_vocab_size", vocab_size, within=SIZE),
+        rms_norm_eps=fields.number("rms_norm_eps", within=EPSILON),
         rope=read_rope(fields),
-        max_positions=fields.integer("max_position_embeddings", minimum=1),
+        max_positions=fields.integer("max_position_embeddings", within=POSITIONS),
         mask_token_id=_read_mask_token(fields),
         aux_layer_ids=_read_aux_layers(fields, eagle, num_target_layers),
         norm_before_residual=fields.flag("norm_before_residual"),
         norm_before_fc=eagle.flag("norm_before_fc") or fields.flag("norm_before_fc"),
         has_fc_norm=fields.flag("fc_norm"),
-        num_depths=fields.optional_integer("num_depths"),
+        num_depths=fields.optional_integer("num_depths", within=DEPTHS),
         **_read_presence(
             found, dialect, has_attention_bias=fields.flag("attention_bias"), has_mlp_bias=fields.flag("mlp_bias")
         ),
@@ -135,7 +139,7 @@ def _read_presence(
 
 
 def _read_mask_token(fields: Fields) -> int:
-    values = {key: fields.integer(key) for key in _MASK_KEYS if fields.has(key)}
+    values = {key: fields.integer(key, within=TOKEN_ID) for key in _MASK_KEYS if fields.has(key)}
     if not values:
         raise CheckpointError(
             f"`{fields.source}` names no mask token", hint=f"add one of {', '.join(_MASK_KEYS)}; the trainer knows it"
@@ -150,7 +154,7 @@ def _read_mask_token(fields: Fields) -> int:
 
 def _read_aux_layers(fields: Fields, eagle: Fields, num_target_layers: int | None) -> tuple[int, ...]:
     key = "eagle_aux_hidden_state_layer_ids"
-    layers = eagle.integers(key) or fields.integers(key)
+    layers = eagle.integers(key, within=LAYER_ID) or fields.integers(key, within=LAYER_ID)
     if layers:
         return layers
     if num_target_layers is None:
@@ -164,8 +168,6 @@ def _read_aux_layers(fields: Fields, eagle: Fields, num_target_layers: int | Non
 
 
 def _check_consistency(fields: Fields, config: DrafterConfig) -> None:
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise fields.refuse("num_key_value_heads", f"a divisor of `num_attention_heads`, {config.num_attention_heads}")
     if config.norm_before_fc and config.has_fc_norm:
         raise fields.refuse("fc_norm", "false while `norm_before_fc` is true")
     if config.draft_vocab_size > config.vocab_size:

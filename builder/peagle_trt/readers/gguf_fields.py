@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.readers.ranges import Range
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderField
@@ -26,31 +27,44 @@ class GgufFields:
     path: Path
     reader: GGUFReader
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number above 0."""
-        value = self._read(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"`{self.path}`: `{key}` must be a whole number above 0; found `{value}`")
+    def integer(self, key: str, default: int | None = None, *, within: Range) -> int:
+        """A whole number of a range."""
+        found = self._read(key, default)
+        value = within.whole(found)
+        if value is None:
+            raise self.refuse(key, f"a whole number {within}", found)
         return value
 
-    def optional_integer(self, key: str) -> int | None:
-        """A whole number, or None where the key is absent."""
-        value = self._read(key, -1)
-        return value if isinstance(value, int) and value >= 0 else None
+    def optional_integer(self, key: str, *, within: Range) -> int | None:
+        """A whole number of a range, or None where the key is absent."""
+        return self.integer(key, within=within) if self.has(key) else None
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number; stored as float32, so its shortest decimal form is what the author wrote."""
-        value = self._read(key, default)
-        if not isinstance(value, int | float):
-            raise CheckpointError(f"`{self.path}`: `{key}` must be a number; found `{value}`")
+    def number(self, key: str, default: float | None = None, *, within: Range) -> float:
+        """A number of a range; stored as float32, so its shortest decimal form is what the author wrote."""
+        found = self._read(key, default)
+        value = within.number(found)
+        if value is None:
+            raise self.refuse(key, f"a number {within}", found)
         return float(str(np.float32(value)))
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string."""
         value = self._read(key, default)
         if not isinstance(value, str):
-            raise CheckpointError(f"`{self.path}`: `{key}` must be a string; found `{value}`")
+            raise self.refuse(key, "a string", value)
         return value
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there."""
+        return self.reader.get_field(key) is not None
+
+    def is_set(self, key: str) -> bool:
+        """Whether the key is there with anything but zero, false or nothing."""
+        return bool(self._read(key, False))
+
+    def refuse(self, key: str, expected: str, found: object) -> CheckpointError:
+        """The error for a value that cannot be used; the caller raises it."""
+        return CheckpointError(f"`{self.path}`: `{key}` must be {expected}; found `{found}`")
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false."""

@@ -10,9 +10,21 @@ from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.accounting import account_for
+from peagle_trt.readers.architectures import HeadSizes
 from peagle_trt.readers.checkpoint import TargetCheckpoint
+from peagle_trt.readers.foreign_file import open_foreign
 from peagle_trt.readers.gguf_fields import GgufFields
 from peagle_trt.readers.gguf_tokenizer import read_gguf_tokenizer
+from peagle_trt.readers.ranges import (
+    EPSILON,
+    HEAD_DIM,
+    LAYERS,
+    POSITIONS,
+    ROPE_FACTOR,
+    ROPE_THETA,
+    SIZE,
+    token_ids,
+)
 from peagle_trt.readers.tensors import LazyTensor, Weights
 from peagle_trt.spec import RopeConfig, TargetConfig, TensorLocation, TensorSpec
 from peagle_trt.spec.names import target_shapes
@@ -30,6 +42,7 @@ _IN_LAYER = {
     **{f"{part}_bias": f"attn_{part}.bias" for part in "qkv"},
     **{f"{part}_proj": f"ffn_{part}.weight" for part in ("gate", "up", "down")},
 }
+_VERSIONS = (2, 3)
 _REFUSED_KEYS = ("llama.attention.sliding_window", "llama.expert_count", "llama.rope.scaling.yarn_log_multiplier")
 
 
@@ -52,42 +65,58 @@ def read_gguf_target(path: Path) -> TargetCheckpoint:
 def _open(path: Path) -> GGUFReader:
     import gguf
 
+    _check_start(path)
     try:
         return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, OSError) as error:
-        # The library has no error of its own for a damaged file.
-        raise CheckpointError(f"cannot read `{path}` as GGUF: {error}", hint="fetch the file again") from error
+    except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
+        # The library has no error of its own for a damaged file, only what numpy says about it.
+        raise CheckpointError(
+            f"`{path}` is truncated, or its header is damaged", hint="fetch the file again"
+        ) from error
+
+
+def _check_start(path: Path) -> None:
+    """Refuse what is no GGUF file, or one of a version that is not read.
+
+    Source: the format's description in the ggml project: magic, then the version as a 32-bit number.
+    """
+    with open_foreign(path) as file:
+        start = file.read(8)
+    magic, version = start[:4], int.from_bytes(start[4:], "little")
+    if magic != b"GGUF":
+        raise CheckpointError(f"`{path}` is no GGUF file: it starts with `{magic!r}`", hint="fetch the file again")
+    if version not in _VERSIONS:
+        raise CheckpointError(
+            f"`{path}` is GGUF of version {version}; expected {' or '.join(map(str, _VERSIONS))}",
+            hint="convert the model again with a current tool",
+        )
 
 
 def _read_config(fields: GgufFields, tensors: dict[str, ReaderTensor]) -> TargetConfig:
     _refuse_unsupported(fields, tensors)
-    heads = fields.integer("llama.attention.head_count")
-    hidden = fields.integer("llama.embedding_length")
-    head_dim = fields.integer("llama.attention.key_length", hidden // heads)
-    rotated = fields.integer("llama.rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        raise CheckpointError(f"`{fields.path}`: only {rotated} of {head_dim} dimensions of a head are rotated")
+    hidden, vocab_size = fields.integer("llama.embedding_length", within=SIZE), fields.count("tokenizer.ggml.tokens")
+    heads = _read_heads(fields, hidden)
     return TargetConfig(
         architecture="llama (GGUF)",
         hidden_size=hidden,
-        intermediate_size=fields.integer("llama.feed_forward_length"),
-        num_layers=fields.integer("llama.block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=fields.integer("llama.attention.head_count_kv", heads),
-        head_dim=head_dim,
-        vocab_size=fields.count("tokenizer.ggml.tokens"),
-        rms_norm_eps=fields.number("llama.attention.layer_norm_rms_epsilon"),
+        intermediate_size=fields.integer("llama.feed_forward_length", within=SIZE),
+        num_layers=fields.integer("llama.block_count", within=LAYERS),
+        num_attention_heads=heads.num_query,
+        num_key_value_heads=heads.num_key_value,
+        head_dim=heads.width,
+        vocab_size=vocab_size,
+        rms_norm_eps=fields.number("llama.attention.layer_norm_rms_epsilon", within=EPSILON),
         rope=_read_rope(fields),
-        max_positions=fields.integer("llama.context_length"),
+        max_positions=fields.integer("llama.context_length", within=POSITIONS),
         is_tied="output.weight" not in tensors,
         has_qkv_bias="blk.0.attn_q.bias" in tensors,
         has_output_bias="blk.0.attn_output.bias" in tensors,
-        bos_token_id=fields.optional_integer("tokenizer.ggml.bos_token_id"),
+        bos_token_id=fields.optional_integer("tokenizer.ggml.bos_token_id", within=token_ids(vocab_size)),
         eos_token_ids=tuple(
             dict.fromkeys(
                 token
                 for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-                if (token := fields.optional_integer(key)) is not None
+                if (token := fields.optional_integer(key, within=token_ids(vocab_size))) is not None
             )
         ),
     )
@@ -101,7 +130,7 @@ def _refuse_unsupported(fields: GgufFields, tensors: dict[str, ReaderTensor]) ->
             hint="supported: llama",
         )
     for key in _REFUSED_KEYS:
-        if fields.optional_integer(key):
+        if fields.is_set(key):
             raise CheckpointError(f"`{fields.path}`: `{key}` is set, which is not supported")
     if "rope_freqs.weight" in tensors:
         raise CheckpointError(
@@ -110,13 +139,26 @@ def _refuse_unsupported(fields: GgufFields, tensors: dict[str, ReaderTensor]) ->
         )
 
 
+def _read_heads(fields: GgufFields, hidden_size: int) -> HeadSizes:
+    num_query = fields.integer("llama.attention.head_count", within=SIZE)
+    num_key_value = fields.integer("llama.attention.head_count_kv", num_query, within=SIZE)
+    width = fields.integer("llama.attention.key_length", hidden_size // num_query, within=HEAD_DIM)
+    if num_query % num_key_value:
+        raise fields.refuse("llama.attention.head_count_kv", f"a divisor of {num_query} heads", num_key_value)
+    rotated = fields.integer("llama.rope.dimension_count", width, within=HEAD_DIM)
+    if rotated != width or width % 2:
+        raise fields.refuse("llama.rope.dimension_count", f"the width of a head, {width}, and even", rotated)
+    return HeadSizes(num_query=num_query, num_key_value=num_key_value, width=width)
+
+
 def _read_rope(fields: GgufFields) -> RopeConfig:
-    theta = fields.number("llama.rope.freq_base", 10000.0)
+    theta = fields.number("llama.rope.freq_base", 10000.0, within=ROPE_THETA)
     kind = fields.text("llama.rope.scaling.type", "none")
     if kind == "none":
         return RopeConfig(theta=theta)
     if kind == "linear":
-        return RopeConfig(theta=theta, scaling="linear", factor=fields.number("llama.rope.scaling.factor"))
+        factor = fields.number("llama.rope.scaling.factor", within=ROPE_FACTOR)
+        return RopeConfig(theta=theta, scaling="linear", factor=factor)
     raise CheckpointError(
         f"`{fields.path}`: `llama.rope.scaling.type` is `{kind}`, which is not supported in GGUF",
         hint="supported: none, linear; use the model's safetensors checkpoint",

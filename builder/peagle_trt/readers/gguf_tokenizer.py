@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.checkpoint import TokenizerSource
 from peagle_trt.readers.gguf_fields import GgufFields
+from peagle_trt.readers.ranges import token_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,13 +35,14 @@ def read_gguf_tokenizer(fields: GgufFields) -> TokenizerSource:
         path=fields.path,
         tokenizer_json=lambda: str(_build(fields, tokens).to_str()),
         chat_template=fields.text("tokenizer.chat_template", "") or None,
-        bos_token=_token(tokens, fields.optional_integer("tokenizer.ggml.bos_token_id")),
-        eos_token=_token(tokens, fields.optional_integer("tokenizer.ggml.eos_token_id")),
+        bos_token=_token(fields, tokens, "bos"),
+        eos_token=_token(fields, tokens, "eos"),
     )
 
 
-def _token(tokens: list[str], token_id: int | None) -> str:
-    return "" if token_id is None or token_id >= len(tokens) else tokens[token_id]
+def _token(fields: GgufFields, tokens: list[str], kind: str) -> str:
+    token_id = fields.optional_integer(f"tokenizer.ggml.{kind}_token_id", within=token_ids(len(tokens)))
+    return "" if token_id is None else tokens[token_id]
 
 
 def _build(fields: GgufFields, tokens: list[str]) -> Tokenizer:
@@ -63,7 +65,8 @@ def _build(fields: GgufFields, tokens: list[str]) -> Tokenizer:
         elif kind == _USER_DEFINED:
             tokenizer.add_tokens([AddedToken(token, normalized=False)])
     if fields.flag("tokenizer.ggml.add_bos_token", default=False):
-        _prepend_bos(tokenizer, tokens, fields.integer("tokenizer.ggml.bos_token_id"))
+        bos_token_id = fields.integer("tokenizer.ggml.bos_token_id", within=token_ids(len(tokens)))
+        _prepend_bos(tokenizer, tokens, bos_token_id)
     return tokenizer
 
 

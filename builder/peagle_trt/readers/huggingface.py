@@ -9,10 +9,12 @@ import numpy as np
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.accounting import INVERSE_FREQUENCIES, Ignorable, account_for
-from peagle_trt.readers.architectures import find_architecture, refuse_unsupported_parts
+from peagle_trt.readers.architectures import find_architecture, read_heads, refuse_unsupported_parts
 from peagle_trt.readers.checkpoint import TargetCheckpoint, TokenizerSource
+from peagle_trt.readers.foreign_file import read_foreign_text
 from peagle_trt.readers.json_file import Fields, read_object
 from peagle_trt.readers.llama_names import llama_name
+from peagle_trt.readers.ranges import EPSILON, LAYERS, POSITIONS, SIZE, Range, token_ids
 from peagle_trt.readers.rope import read_rope
 from peagle_trt.readers.safetensors_file import lazy_tensor, map_bytes
 from peagle_trt.readers.shards import read_folder_tensors
@@ -52,32 +54,30 @@ def read_target_config(folder: Path) -> TargetConfig:
     """
     config = read_object(folder / "config.json")
     name, architecture = find_architecture(config)
-    refuse_unsupported_parts(config, architecture)
+    refuse_unsupported_parts(config, has_sliding_window_flag=architecture.has_sliding_window_flag)
     has_attention_bias = architecture.reads_bias_flags and config.flag("attention_bias")
-    heads = config.integer("num_attention_heads", minimum=1)
-    hidden = config.integer("hidden_size", minimum=1)
-    key_heads = config.integer("num_key_value_heads", heads, minimum=1)
-    if heads % key_heads:
-        raise config.refuse("num_key_value_heads", f"a divisor of `num_attention_heads`, {heads}")
+    hidden = config.integer("hidden_size", within=SIZE)
+    heads = read_heads(config, hidden, architecture.default_head_dim)
+    vocab_size = config.integer("vocab_size", within=SIZE)
     return TargetConfig(
         architecture=name,
         hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size", minimum=1),
-        num_layers=config.integer("num_hidden_layers", minimum=1),
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=config.integer("head_dim", architecture.default_head_dim or hidden // heads, minimum=2),
-        vocab_size=config.integer("vocab_size", minimum=1),
-        rms_norm_eps=config.number("rms_norm_eps"),
+        intermediate_size=config.integer("intermediate_size", within=SIZE),
+        num_layers=config.integer("num_hidden_layers", within=LAYERS),
+        num_attention_heads=heads.num_query,
+        num_key_value_heads=heads.num_key_value,
+        head_dim=heads.width,
+        vocab_size=vocab_size,
+        rms_norm_eps=config.number("rms_norm_eps", within=EPSILON),
         rope=read_rope(config),
-        max_positions=config.integer("max_position_embeddings", minimum=1),
+        max_positions=config.integer("max_position_embeddings", within=POSITIONS),
         is_tied=config.flag("tie_word_embeddings"),
         has_qkv_bias=has_attention_bias or architecture.always_has_qkv_bias,
         has_output_bias=has_attention_bias,
         has_mlp_bias=architecture.reads_bias_flags and config.flag("mlp_bias"),
         has_qk_norm=architecture.has_qk_norm,
-        bos_token_id=config.optional_integer("bos_token_id"),
-        eos_token_ids=_read_end_tokens(folder, config),
+        bos_token_id=config.optional_integer("bos_token_id", within=token_ids(vocab_size)),
+        eos_token_ids=_read_end_tokens(folder, config, token_ids(vocab_size)),
     )
 
 
@@ -94,7 +94,7 @@ def find_tokenizer(folder: Path) -> TokenizerSource | None:
     settings = read_object(settings_path) if settings_path.exists() else Fields(source=settings_path, values={})
     return TokenizerSource(
         path=path,
-        tokenizer_json=lambda: path.read_text(encoding="utf-8"),
+        tokenizer_json=lambda: read_foreign_text(path),
         chat_template=_read_chat_template(folder, settings),
         bos_token=_token_text(settings, "bos_token"),
         eos_token=_token_text(settings, "eos_token"),
@@ -105,11 +105,11 @@ def _foreign_name(name: str) -> str:
     return llama_name(name) if name == "lm_head" else f"model.{llama_name(name)}"
 
 
-def _read_end_tokens(folder: Path, config: Fields) -> tuple[int, ...]:
+def _read_end_tokens(folder: Path, config: Fields, within: Range) -> tuple[int, ...]:
     # A chat model ends its turn with tokens that only generation_config.json names.
     path = folder / "generation_config.json"
-    extra = read_object(path).integers("eos_token_id") if path.exists() else ()
-    return tuple(dict.fromkeys(config.integers("eos_token_id") + extra))
+    extra = read_object(path).integers("eos_token_id", within=within) if path.exists() else ()
+    return tuple(dict.fromkeys(config.integers("eos_token_id", within=within) + extra))
 
 
 def _refuse_untied_copy(folder: Path, found: Mapping[str, TensorSpec]) -> None:
@@ -126,12 +126,14 @@ def _refuse_untied_copy(folder: Path, found: Mapping[str, TensorSpec]) -> None:
 def _read_chat_template(folder: Path, settings: Fields) -> str | None:
     path = folder / "chat_template.jinja"
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        return read_foreign_text(path)
     template = settings.values.get("chat_template")
     if isinstance(template, list):
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         template = named.get("default")
-    return template if isinstance(template, str) else None
+    if template is not None and not isinstance(template, str):
+        raise settings.refuse("chat_template", "a string, or a list of templates with their names")
+    return template
 
 
 def _token_text(settings: Fields, key: str) -> str:

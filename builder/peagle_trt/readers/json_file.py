@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.readers.foreign_file import read_foreign
+from peagle_trt.readers.ranges import Range
+
+# Longer values are cut in messages.
+_MAX_SHOWN_CHARACTERS = 80
 
 
 class DuplicateKeyError(ValueError):
@@ -18,9 +23,12 @@ def parse_object(text: str | bytes) -> dict[str, object]:
     """Parse a JSON object.
 
     Raises:
-        ValueError: The text is not UTF-8, not JSON, not an object, or repeats a key.
+        ValueError: The text is not UTF-8, not JSON, not an object, nested without end, or repeats a key.
     """
-    document = json.loads(text, object_pairs_hook=_unique_pairs)
+    try:
+        document = json.loads(text, object_pairs_hook=_unique_pairs)
+    except RecursionError:
+        raise ValueError("its values are nested too deeply") from None
     if not isinstance(document, dict):
         raise ValueError(f"expected an object, found {type(document).__name__}")
     return document
@@ -33,10 +41,8 @@ def read_object(path: Path) -> Fields:
         CheckpointError: The file is absent, unreadable or not a JSON object.
     """
     try:
-        return Fields(source=path, values=parse_object(path.read_bytes()))
-    except FileNotFoundError:
-        raise CheckpointError(f"`{path}` does not exist", hint="give the folder that holds the checkpoint") from None
-    except (OSError, ValueError) as error:
+        return Fields(source=path, values=parse_object(read_foreign(path)))
+    except ValueError as error:
         raise CheckpointError(f"cannot read `{path}`: {error}", hint="fetch the file again") from error
 
 
@@ -58,28 +64,23 @@ class Fields:
         """Whether the key is there and not null."""
         return self.values.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None, *, minimum: int = 0) -> int:
-        """A whole number of at least `minimum`."""
-        value = self._require(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-            raise self.refuse(key, f"a whole number of at least {minimum}")
+    def integer(self, key: str, default: int | None = None, *, within: Range) -> int:
+        """A whole number of a range."""
+        value = within.whole(self._require(key, default))
+        if value is None:
+            raise self.refuse(key, f"a whole number {within}")
         return value
 
-    def optional_integer(self, key: str) -> int | None:
-        """A whole number, or None where the key is absent or null."""
-        return self.integer(key) if self.has(key) else None
+    def optional_integer(self, key: str, *, within: Range) -> int | None:
+        """A whole number of a range, or None where the key is absent or null."""
+        return self.integer(key, within=within) if self.has(key) else None
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
-        value = self._require(key, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or value != value
-            or abs(value) == float("inf")
-        ):
-            raise self.refuse(key, "a finite number")
-        return float(value)
+    def number(self, key: str, default: float | None = None, *, within: Range) -> float:
+        """A number of a range."""
+        value = within.number(self._require(key, default))
+        if value is None:
+            raise self.refuse(key, f"a number {within}")
+        return value
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """True or false."""
@@ -95,13 +96,14 @@ class Fields:
             raise self.refuse(key, "a string")
         return value
 
-    def integers(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers; a single number counts as a list of one, an absent key as an empty list."""
+    def integers(self, key: str, *, within: Range) -> tuple[int, ...]:
+        """Whole numbers of a range; a single one counts as a list of one, an absent key as an empty list."""
         value = self.values.get(key)
         items = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            raise self.refuse(key, "a list of whole numbers")
-        return tuple(items)
+        found = tuple(number for item in items if (number := within.whole(item)) is not None)
+        if len(found) != len(items):
+            raise self.refuse(key, f"a list of whole numbers {within}")
+        return found
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings; an absent key counts as an empty list."""
@@ -121,7 +123,7 @@ class Fields:
 
     def refuse(self, key: str, expected: str, hint: str = "") -> CheckpointError:
         """The error for a value that cannot be used; the caller raises it."""
-        found = f"found `{json.dumps(self.values[key])}`" if key in self.values else "the key is absent"
+        found = f"found `{_shown(self.values[key])}`" if key in self.values else "the key is absent"
         return CheckpointError(f"`{self.source}`: `{self.path}{key}` must be {expected}; {found}", hint=hint)
 
     def _require(self, key: str, default: object) -> object:
@@ -132,6 +134,11 @@ class Fields:
                 f"`{self.source}`: `{self.path}{key}` is missing", hint="add the key, or fetch the file again"
             )
         return value
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
 
 def _unique_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:

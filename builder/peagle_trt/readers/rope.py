@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.json_file import Fields
+from peagle_trt.readers.ranges import POSITIONS, ROPE_FACTOR, ROPE_THETA, SHARE
 from peagle_trt.spec import RopeConfig
 
 DEFAULT_THETA = 10000.0
@@ -31,7 +32,7 @@ def read_rope(config: Fields) -> RopeConfig:
     scaling = config.section("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
     theta = _read_theta(config, scaling)
     for fields in (config, scaling):
-        if fields.number("partial_rotary_factor", 1.0) != 1.0:
+        if fields.number("partial_rotary_factor", 1.0, within=SHARE) != 1.0:
             raise fields.refuse("partial_rotary_factor", "1.0", hint="only whole heads can be rotated")
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in _KEYS:
@@ -43,7 +44,7 @@ def read_rope(config: Fields) -> RopeConfig:
     _refuse_unknown_keys(scaling, kind)
     match kind:
         case "linear":
-            return RopeConfig(theta=theta, scaling="linear", factor=scaling.number("factor"))
+            return RopeConfig(theta=theta, scaling="linear", factor=scaling.number("factor", within=ROPE_FACTOR))
         case "llama3":
             return _read_llama3(scaling, theta)
         case "yarn":
@@ -52,10 +53,11 @@ def read_rope(config: Fields) -> RopeConfig:
 
 
 def _read_theta(config: Fields, scaling: Fields) -> float:
-    inner, outer = scaling.has("rope_theta"), config.has("rope_theta")
-    if inner and outer and scaling.number("rope_theta") != config.number("rope_theta"):
-        raise scaling.refuse("rope_theta", f"equal to the outer `rope_theta`, {config.number('rope_theta')}")
-    return scaling.number("rope_theta") if inner else config.number("rope_theta", DEFAULT_THETA)
+    outer = config.number("rope_theta", DEFAULT_THETA, within=ROPE_THETA)
+    inner = scaling.number("rope_theta", outer, within=ROPE_THETA)
+    if config.has("rope_theta") and inner != outer:
+        raise scaling.refuse("rope_theta", f"equal to the outer `rope_theta`, {outer}")
+    return inner
 
 
 def _refuse_unknown_keys(scaling: Fields, kind: str) -> None:
@@ -69,26 +71,34 @@ def _refuse_unknown_keys(scaling: Fields, kind: str) -> None:
 
 
 def _read_llama3(scaling: Fields, theta: float) -> RopeConfig:
+    low, high = (scaling.number(f"{end}_freq_factor", within=ROPE_FACTOR) for end in ("low", "high"))
+    if high <= low:
+        raise scaling.refuse("high_freq_factor", f"above `low_freq_factor`, {low}")
     return RopeConfig(
         theta=theta,
         scaling="llama3",
-        factor=scaling.number("factor"),
-        low_freq_factor=scaling.number("low_freq_factor"),
-        high_freq_factor=scaling.number("high_freq_factor"),
-        original_max_positions=scaling.integer("original_max_position_embeddings", minimum=1),
+        factor=scaling.number("factor", within=ROPE_FACTOR),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_positions=scaling.integer("original_max_position_embeddings", within=POSITIONS),
     )
 
 
 def _read_yarn(scaling: Fields, theta: float, config: Fields) -> RopeConfig:
     # Older files leave the original length out and mean the model's own.
-    original = config.optional_integer("max_position_embeddings")
+    original = config.optional_integer("max_position_embeddings", within=POSITIONS)
+    fast = scaling.number("beta_fast", 32.0, within=ROPE_FACTOR)
+    slow = scaling.number("beta_slow", 1.0, within=ROPE_FACTOR)
+    if fast <= slow:
+        raise scaling.refuse("beta_fast", f"above `beta_slow`, {slow}")
+    attention_factor = scaling.number("attention_factor", 1.0, within=ROPE_FACTOR)
     return RopeConfig(
         theta=theta,
         scaling="yarn",
-        factor=scaling.number("factor"),
-        original_max_positions=scaling.integer("original_max_position_embeddings", original, minimum=1),
-        beta_fast=scaling.number("beta_fast", 32.0),
-        beta_slow=scaling.number("beta_slow", 1.0),
-        attention_factor=scaling.number("attention_factor") if scaling.has("attention_factor") else None,
+        factor=scaling.number("factor", within=ROPE_FACTOR),
+        original_max_positions=scaling.integer("original_max_position_embeddings", original, within=POSITIONS),
+        beta_fast=fast,
+        beta_slow=slow,
+        attention_factor=attention_factor if scaling.has("attention_factor") else None,
         truncates_ramp=scaling.flag("truncate", default=True),
     )

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.readers.foreign_file import open_foreign
 from peagle_trt.readers.json_file import parse_object
 from peagle_trt.readers.tensors import LazyTensor
 from peagle_trt.spec import TensorLocation, TensorSpec
@@ -35,22 +36,17 @@ def read_header(path: Path) -> dict[str, TensorSpec]:
     Raises:
         CheckpointError: The file is absent, truncated, or its header contradicts itself or the file's size.
     """
-    try:
+    with open_foreign(path) as file:
         size_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
-            header_bytes = int.from_bytes(prefix, "little")
-            if len(prefix) < 8:
-                raise CheckpointError(f"`{path}` has {len(prefix)} bytes, too few for a safetensors file", hint=_AGAIN)
-            if header_bytes > min(size_bytes - 8, _MAX_HEADER_BYTES):
-                raise CheckpointError(
-                    f"`{path}`: the header claims {header_bytes:,} bytes, but the file has {size_bytes:,}", hint=_AGAIN
-                )
-            text = file.read(header_bytes)
-    except FileNotFoundError:
-        raise CheckpointError(f"`{path}` does not exist", hint="give the folder that holds the checkpoint") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read `{path}`: {error}") from error
+        prefix = file.read(8)
+        header_bytes = int.from_bytes(prefix, "little")
+        if len(prefix) < 8:
+            raise CheckpointError(f"`{path}` has {len(prefix)} bytes, too few for a safetensors file", hint=_AGAIN)
+        if header_bytes > min(size_bytes - 8, _MAX_HEADER_BYTES):
+            raise CheckpointError(
+                f"`{path}`: the header claims {header_bytes:,} bytes, but the file has {size_bytes:,}", hint=_AGAIN
+            )
+        text = file.read(header_bytes)
     try:
         header = parse_object(text)
     except ValueError as error:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.errors import CheckpointError
 from peagle_trt.spec import TensorSpec
 
 
@@ -49,5 +50,24 @@ class Weights(Mapping[str, LazyTensor]):
 
         Raises:
             KeyError: There is no tensor of that name.
+            CheckpointError: It holds a value that is no number, or is infinite.
         """
-        return self._tensors[name].load()
+        tensor = self._tensors[name]
+        values = tensor.load()
+        _require_finite(tensor.spec, values)
+        return values
+
+
+def _require_finite(spec: TensorSpec, values: NDArray[np.generic]) -> None:
+    """Refuse nan and infinity here, where the foreign name is known: later they would only spoil the answer."""
+    if not np.issubdtype(values.dtype, np.floating):
+        return
+    is_finite = np.isfinite(values)
+    if not is_finite.all():
+        first = [int(index) for index in np.unravel_index(is_finite.argmin(), values.shape)]
+        where = f"`{spec.location.path}`: " if spec.location else ""
+        raise CheckpointError(
+            f"{where}tensor `{spec.name}` holds {np.count_nonzero(~is_finite):,} value(s) that are nan or infinite, "
+            f"first at {first}: {values[tuple(first)]}",
+            hint="the weights are damaged, or training diverged; fetch the checkpoint again",
+        )

@@ -64,6 +64,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no_map": ({"draft_vocab_size": 120}, "`draft_vocab_size` is 120 of 300, but there is no `d2t`"),
     "larger_vocabulary": ({"draft_vocab_size": 301}, "`draft_vocab_size` must be at most `vocab_size`, 300"),
     "window": ({"layer_types": ["sliding_attention"] * 2}, "`layer_types` must be `full_attention`"),
+    "activation": ({"hidden_act": "gelu"}, "`hidden_act` must be `silu` or `swish`"),
+    "one_window": ({"sliding_window": 4}, "`sliding_window` must be null; found `4`"),
+    "used_window": ({"sliding_window": 4, "use_sliding_window": True}, "`sliding_window` must be null"),
+    "sequential": ({"parallel_drafting": False}, "`parallel_drafting` must be true; found `false`"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "already quantized"),
+    "logit_scale": ({"logit_scale": 0.5}, "`logit_scale` must be `1`"),
+    "eps": ({"rms_norm_eps": 10**400}, "`rms_norm_eps` must be a number above 0"),
+    "theta": ({"rope_theta": 0}, "`rope_theta` must be a number above 1"),
+    "depths": ({"num_depths": 0}, "`num_depths` must be a whole number from 1"),
+    "layers": ({"num_hidden_layers": 10**12}, "`num_hidden_layers` must be a whole number from 1 to 4096"),
+    "key_heads": ({"num_key_value_heads": 3}, "`num_key_value_heads` must be a divisor"),
     "two_norms": ({"norm_before_fc": True, "fc_norm": True}, "`fc_norm` must be false while `norm_before_fc` is true"),
     "missing_norm": ({"norm_before_fc": True}, r"lacks 1 of 23 tensors, first `input_norm.weight` \[192\]"),
     "fewer_aux": (
@@ -97,3 +108,8 @@ def test_unnamed_layers_take_the_usual_default_of_the_target(drafter_folder: Pat
     edit_config(drafter_folder, eagle_config=None)
     # Source: vLLM's default (2, n // 2, n - 3).
     assert read_drafter(drafter_folder, num_target_layers=30).config.aux_layer_ids == (2, 15, 27)
+
+
+def test_a_window_that_is_not_used_is_no_obstacle(drafter_folder: Path) -> None:
+    edit_config(drafter_folder, sliding_window=4096, use_sliding_window=False, hidden_act="silu", logit_scale=1.0)
+    assert read_drafter(drafter_folder).config.num_layers == 2

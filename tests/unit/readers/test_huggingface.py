@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +87,11 @@ def test_an_index_that_points_outside_its_folder_is_refused(target_folder: Path)
 REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown_architecture": ({"architectures": ["MambaForCausalLM"]}, "`MambaForCausalLM`, which is not supported"),
     "no_architecture": ({"architectures": None}, "names nothing"),
-    "activation": ({"hidden_act": "gelu"}, '`hidden_act` must be `silu`; found `"gelu"`'),
+    "activation": ({"hidden_act": "gelu"}, '`hidden_act` must be `silu` or `swish`; found `"gelu"`'),
     "quantized": ({"quantization_config": {"bits": 4}}, "already quantized"),
     "window": ({"sliding_window": 512}, "`sliding_window` must be null; found `512`"),
     "layer_types": ({"layer_types": ["sliding_attention"] * 6}, "`layer_types` must be `full_attention` throughout"),
-    "text_number": ({"hidden_size": "64"}, '`hidden_size` must be a whole number of at least 1; found `"64"`'),
+    "text_number": ({"hidden_size": "64"}, '`hidden_size` must be a whole number from 1 to 16777216; found `"64"`'),
     "boolean_number": ({"hidden_size": True}, "`hidden_size` must be a whole number"),
     "missing_key": ({"rms_norm_eps": None}, "`rms_norm_eps` is missing"),
     "heads": ({"num_key_value_heads": 3}, "`num_key_value_heads` must be a divisor"),
@@ -106,6 +108,20 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"partial_rotary_factor": 0.5}},
         "`rope_parameters.partial_rotary_factor` must be",
     ),
+    "logit_scale": ({"logit_scale": 0.5}, "`logit_scale` must be `1`; found `0.5`"),
+    "capped": ({"final_logit_softcapping": 30.0}, "`final_logit_softcapping` must be null; found `30.0`"),
+    "odd_head": ({"head_dim": 15}, "`head_dim` must be even"),
+    "eps_negative": ({"rms_norm_eps": -1}, "`rms_norm_eps` must be a number above 0 to 1; found `-1`"),
+    "eps_zero": ({"rms_norm_eps": 0}, "`rms_norm_eps` must be a number above 0"),
+    "eps_infinite": ({"rms_norm_eps": float("inf")}, "`rms_norm_eps` must be a number above 0"),
+    "eps_long": ({"rms_norm_eps": 10**400}, r"found `10{79}\.\.\.`"),
+    "theta_zero": ({"rope_parameters": {"rope_theta": 0}}, "`rope_parameters.rope_theta` must be a number above 1"),
+    "theta_negative": ({"rope_theta": -1.0, "rope_parameters": None}, "`rope_theta` must be a number above 1"),
+    "theta_nan": ({"rope_theta": float("nan"), "rope_parameters": None}, "`rope_theta` must be a number above 1"),
+    "layers": ({"num_hidden_layers": 10**12}, "`num_hidden_layers` must be a whole number from 1 to 4096"),
+    "positions": ({"max_position_embeddings": 10**30}, "`max_position_embeddings` must be a whole number from 1"),
+    "bos": ({"bos_token_id": 300}, "`bos_token_id` must be a whole number from 0 to 299; found `300`"),
+    "eos": ({"eos_token_id": [2, -1]}, "`eos_token_id` must be a list of whole numbers from 0 to 299"),
     "wrong_width": ({"intermediate_size": 128}, r"wrong shape: expected \[128, 64\], found \[96, 64\]"),
     "more_layers": (
         {"num_hidden_layers": 7},
@@ -170,7 +186,7 @@ def test_pickled_weights_are_not_opened(target_folder: Path) -> None:
         read_target(target_folder)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"a": 1, "a": 2}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"a": 1, "a": 2}', "[" * 100_000, '{"a":' * 100_000])
 def test_a_broken_config_is_named(target_folder: Path, content: str) -> None:
     (target_folder / "config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"cannot read `.*config\.json`"):
@@ -191,3 +207,49 @@ def test_the_chat_template_is_found_in_either_place(target_folder: Path) -> None
     assert (tokenizer.chat_template, tokenizer.bos_token, tokenizer.eos_token) == ("from settings", "<s>", "</s>")
     (target_folder / "chat_template.jinja").write_text("from file")
     assert read_target(target_folder).tokenizer.chat_template == "from file"  # type: ignore[union-attr]
+
+
+def test_end_tokens_outside_the_vocabulary_are_named(target_folder: Path) -> None:
+    (target_folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 300]}))
+    with pytest.raises(CheckpointError, match=r"generation_config\.json`: `eos_token_id` must be a list"):
+        read_target(target_folder)
+
+
+@pytest.mark.parametrize("template", [5, {"default": "x"}, [{"name": "default", "template": 5}]])
+def test_a_chat_template_that_is_no_text_is_refused(target_folder: Path, template: object) -> None:
+    (target_folder / "tokenizer.json").write_text("{}")
+    (target_folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    with pytest.raises(CheckpointError, match="`chat_template` must be a string"):
+        read_target(target_folder)
+
+
+FILES = ("config.json", "model.safetensors", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_file_is_not_opened(target_folder: Path, name: str, make: Callable[[Path], None]) -> None:
+    (target_folder / "tokenizer.json").write_text("{}")
+    (target_folder / name).unlink(missing_ok=True)
+    make(target_folder / name)
+    with pytest.raises(CheckpointError, match=f"{name}` is a folder, a pipe or a device, not a file"):
+        read_target(target_folder)
+
+
+def test_a_device_is_not_opened(target_folder: Path) -> None:
+    (target_folder / "config.json").unlink()
+    (target_folder / "config.json").symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="not a file"):
+        read_target(target_folder)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("width", [np.float32, np.float16, np.float64])
+def test_a_weight_that_is_no_number_is_named(target_folder: Path, value: float, width: type[np.generic]) -> None:
+    weight = np.ones((64, 96), width)
+    weight[3, 5] = value
+    edit_tensors(target_folder, model__layers__2__mlp__down_proj__weight=weight)
+    target = read_target(target_folder)
+    message = r"`model\.layers\.2\.mlp\.down_proj\.weight` holds 1 value.* first at \[3, 5\]"
+    with pytest.raises(CheckpointError, match=message):
+        target.weights.load("layers.2.down_proj")
