@@ -19,8 +19,8 @@ from peagle_trt.spec import EngineManifest
 class OnnxRuntimeEngine:
     """Target and drafter of one build. See `engine.protocol.Engine`.
 
-    A pass takes the smallest graph with a group for every sequence; groups left over carry padding rows, on a scratch
-    cache that no sequence owns. A graph is loaded when a pass first needs it, or by `preload`.
+    A pass takes the smallest graph with a group for every sequence; groups left over work on a scratch cache that no
+    sequence owns. A graph is loaded when a pass first needs it, or by `preload`.
 
     Args:
         build_path: Folder of the build.
@@ -51,24 +51,24 @@ class OnnxRuntimeEngine:
         self._check([(item.slot, item.start_position + len(item.token_ids)) for item in rows])
         groups = self._targets.smallest(len(rows))
         padding = groups - len(rows)
-        counts_G = np.array([len(item.token_ids) for item in rows] + [1] * padding, np.int64)
+        counts = [len(item.token_ids) for item in rows]
         ends_G = np.array([item.start_position + len(item.token_ids) for item in rows] + [1] * padding, np.int32)
-        stops_G = np.cumsum(counts_G)
-        logit_rows = [np.arange(stop - item.num_logit_rows, stop) for item, stop in zip(rows, stops_G, strict=False)]
+        stops = np.cumsum(counts).tolist()
+        logit_rows = [np.arange(stop - item.num_logit_rows, stop) for item, stop in zip(rows, stops, strict=True)]
         feeds: dict[str, NDArray[np.generic]] = {
-            "token_ids": np.concatenate([*(item.token_ids for item in rows), np.zeros(padding, np.int32)]),
+            "token_ids": np.concatenate([item.token_ids for item in rows]),
             "key_lengths": ends_G,
             "logit_rows": np.concatenate(logit_rows),
         }
         if groups > 1:
-            feeds["row_counts"] = counts_G
+            feeds["row_counts"] = np.array(counts + [1] * padding, np.int64)
         width = len(self.target.aux_layer_ids) * self.target.hidden_size
         outputs = {
             "logits": (np.float32, (len(feeds["logit_rows"]), self.target.vocab_size)),
-            "hidden": (np.float32, (int(stops_G[-1]), width)),
+            "hidden": (np.float32, (stops[-1], width)),
         }
         found = self._targets.graph(groups).run(feeds, outputs, slots=[item.slot for item in rows])
-        return _by_sequence(rows, stops_G, found["logits"], found["hidden"])
+        return _by_sequence(rows, stops, found["logits"], found["hidden"])
 
     def run_drafter(self, rows: Sequence[DraftRows], draft_tokens: int) -> DraftOutput:
         """Draft for different slots in one drafter forward.
@@ -141,12 +141,12 @@ class OnnxRuntimeEngine:
 
 def _by_sequence(
     rows: Sequence[TargetRows],
-    stops_G: NDArray[np.int64],
+    stops: Sequence[int],
     logits_LV: NDArray[np.float32],
     hidden_T: NDArray[np.float32],
 ) -> list[TargetOutput]:
     outputs, first = [], 0
-    for item, stop in zip(rows, stops_G.tolist(), strict=False):
+    for item, stop in zip(rows, stops, strict=True):
         logits = logits_LV[first : first + item.num_logit_rows]
         outputs.append(TargetOutput(logits=logits, hidden=hidden_T[stop - len(item.token_ids) : stop]))
         first += item.num_logit_rows

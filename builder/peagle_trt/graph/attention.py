@@ -2,7 +2,8 @@
 
 Rows of all sequences lie one after another; a *group* is the run of rows that belongs to one sequence. Projections see
 all rows at once; attention runs once a group, on a cache that is appended in place and costs what is present, not what
-it could hold. A node a group, since GroupQueryAttention takes several query rows for a batch of one only.
+it could hold. A node a group, since GroupQueryAttention takes several query rows for a batch of one only. A group that
+has no sequence needs a row all the same; it is added behind the projections, so that all it costs is a look at itself.
 
 Letters: T rows of all groups, n rows of one group, G groups, C positions a cache holds, D head width.
 """
@@ -72,6 +73,7 @@ class GroupedAttention:
         self._capacity = cache_capacity
         self._cos, self._sin = rotary_tables(builder, rope, heads.dim, cache_capacity)
         self._row_counts = builder.input("row_counts", "INT64", [num_groups]) if num_groups > 1 else ""
+        self._total_rows = builder.op("ReduceSum", self._row_counts, keepdims=1) if num_groups > 1 else ""
         totals = builder.input("key_lengths", "INT32", [num_groups])
         self._totals = [
             builder.op("Gather", totals, builder.constant(np.array(group, np.int64))) for group in range(num_groups)
@@ -89,18 +91,33 @@ class GroupedAttention:
         Returns:
             [T, Hq * D].
         """
-        parts = [packed_T] if self._heads.norm_epsilon is None else self._normed_parts(layer, packed_T)
-        split = [self._by_group(part) for part in parts]
+        heads = self._heads
+        if heads.norm_epsilon is None:
+            parts, widths = [packed_T], [sum(heads.widths)]
+        else:
+            parts, widths = self._normed_parts(layer, packed_T), heads.widths
+        split = [self._by_group(part, width) for part, width in zip(parts, widths, strict=True)]
         outputs = [self._attend(layer, group, [part[group] for part in split]) for group in range(self._num_groups)]
-        joined = outputs[0] if self._num_groups == 1 else self._builder.op("Concat", *outputs, axis=1)
-        return self._builder.op("Squeeze", joined, self._builder.constant(np.array([0], np.int64)))
+        return self._joined(outputs, packed_T)
 
-    def _by_group(self, rows_T: str) -> list[str]:
+    def _by_group(self, rows_T: str, width: int) -> list[str]:
         """[1, n, width] of every group."""
-        batched = self._builder.op("Unsqueeze", rows_T, self._builder.constant(np.array([0], np.int64)))
+        builder, axis = self._builder, self._builder.constant(np.array([0], np.int64))
         if self._num_groups == 1:
-            return [batched]
-        return self._builder.ops("Split", batched, self._row_counts, outputs=self._num_groups, axis=1)
+            return [builder.op("Unsqueeze", rows_T, axis)]
+        missing = builder.op("Sub", self._total_rows, builder.op("Shape", rows_T, end=1))
+        shape = builder.op("Concat", missing, builder.constant(np.array([width], np.int64)), axis=0)
+        padding = builder.op("Expand", builder.constant(np.zeros((1, width), np.float32)), shape)
+        padded = builder.op("Unsqueeze", builder.op("Concat", rows_T, padding, axis=0), axis)
+        return builder.ops("Split", padded, self._row_counts, outputs=self._num_groups, axis=1)
+
+    def _joined(self, outputs: list[str], packed_T: str) -> str:
+        """All groups' rows one after another again, without the padding."""
+        builder, zero = self._builder, self._builder.constant(np.array([0], np.int64))
+        if self._num_groups == 1:
+            return builder.op("Squeeze", outputs[0], zero)
+        rows = builder.op("Squeeze", builder.op("Concat", *outputs, axis=1), zero)
+        return builder.op("Slice", rows, zero, builder.op("Shape", packed_T, end=1), zero)
 
     def _attend(self, layer: int, group: int, parts: list[str]) -> str:
         builder, heads = self._builder, self._heads

@@ -65,7 +65,7 @@ def build_graphs(
 
 def target_buckets(max_batch_size: int) -> list[int]:
     """Group counts of the target's graphs: every loaded graph holds its own packed copy of the weights, and a group
-    without a sequence costs one row, so there are two at most.
+    without a sequence costs next to nothing, so there are two at most.
     """
     return sorted({1, max_batch_size})
 

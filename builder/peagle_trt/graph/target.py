@@ -22,9 +22,9 @@ def target_graph(
 ) -> onnx.ModelProto:
     """Write the target.
 
-    Inputs: `token_ids` [T] int32; `row_counts` [G] int64 (absent for one group); `key_lengths` [G] int32, tokens in
-    the cache after this pass; `logit_rows` [L] int64; `key.{layer}.{group}` and `value.{layer}.{group}`
-    [1, Hkv, C, D] float32.
+    Inputs: `token_ids` [T] int32; `row_counts` [G] int64 (absent for one group), rows of each group, 1 for a group past
+    the last sequence, whose row is not in T; `key_lengths` [G] int32, tokens in the cache after this pass;
+    `logit_rows` [L] int64; `key.{layer}.{group}` and `value.{layer}.{group}` [1, Hkv, C, D] float32.
     Outputs: `logits` [L, V] and `hidden` [T, A * H] float32; every cache again under `NAME.out`, to be bound to the
     very buffer of its input.
 
