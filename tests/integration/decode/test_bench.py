@@ -33,7 +33,7 @@ def test_the_document_has_what_scripts_rely_on(tiny_build: Path, capsys: pytest.
     [
         ([], "give a BUILD or a --url"),
         (["--url", "nowhere"], "names no host and port"),
-        (["/nonexistent"], "not a finished build"),
+        (["/nonexistent"], "`/nonexistent`"),
     ],
 )
 def test_wrong_use_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
