@@ -10,23 +10,17 @@ import click
 from peagle_trt.bench.clients import Client, InProcessClient, TritonClient
 from peagle_trt.bench.measure import Method, Result, measure
 from peagle_trt.bench.prompt_sets import SHIPPED, read_prompts
-from peagle_trt.cli.options import FOLDER, config_option, threads_option
+from peagle_trt.cli.options import FOLDER, NumberList, config_option, threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.decode.session import open_build
 from peagle_trt.errors import UsageError
 from peagle_trt.machine import probe_machine
+from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
 
 METHODS = ("p-eagle", "none")
-
-
-def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"`{value}` is not a list of numbers such as 1,4,8", param=parameter) from error
-    if min(numbers) < 1:
-        raise click.BadParameter("every number must be 1 or more", param=parameter)
-    return numbers
+# A served build is asked by one thread a request.
+CONCURRENCY = NumberList(min=1, max=1024)
+DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS)
 
 
 @click.command("bench")
@@ -35,8 +29,8 @@ def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[
 @click.option("--prompts", default="mt-bench", show_default=True, help=f"{', '.join(SHIPPED)}, or a JSONL file.")
 @click.option("--num-prompts", type=click.IntRange(min=1), default=20, show_default=True, help="Prompts to take.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest answer.")
-@click.option("--concurrency", default="1", callback=_numbers, show_default=True, help="Requests in flight, a list.")
-@click.option("-k", "--draft-tokens", default="5", callback=_numbers, show_default=True, help="K, a list.")
+@click.option("--concurrency", type=CONCURRENCY, default="1", show_default=True, help="Requests in flight, a list.")
+@click.option("-k", "--draft-tokens", type=DRAFT_TOKENS, default="5", show_default=True, help="K, a list.")
 @click.option("--method", type=click.Choice(METHODS), default="p-eagle", show_default=True, help="How to decode.")
 @click.option(
     "--baseline", type=click.Choice(["none"]), default="none", show_default=True, help="What a speed-up is over."

@@ -11,15 +11,34 @@ from peagle_trt.cli.options import FOLDER, threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.decode.request import RequestMetrics, SamplingSettings
 from peagle_trt.decode.session import LoadedBuild, open_build, stream
+from peagle_trt.spec.build import MAX_DRAFT_TOKENS
+
+# What the decode loop accepts; said here so that help shows it.
+TEMPERATURE = click.FloatRange(0.0, 100.0)
+TOP_K = click.IntRange(0, 2**31 - 1)
+TOP_P = click.FloatRange(0.0, 1.0, min_open=True)
+PENALTY = click.FloatRange(1e-3, 1e3)
+SEED = click.IntRange(min=0)
 
 
 @click.command("generate")
 @click.argument("build_path", metavar="BUILD", type=FOLDER)
 @click.argument("prompt")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest answer.")
-@click.option("-k", "--draft-tokens", type=click.IntRange(min=0), help="K; 0 decodes without speculation.")
-@click.option("--temperature", type=click.FloatRange(min=0.0), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--seed", type=int, help="Seed of the sampling.")
+@click.option(
+    "-k",
+    "--draft-tokens",
+    type=click.IntRange(0, MAX_DRAFT_TOKENS),
+    help="K; the build's by default; 0 decodes without speculation.",
+)
+@click.option("--temperature", type=TEMPERATURE, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top-k", type=TOP_K, default=0, show_default=True, help="Draw from this many tokens; 0 is all.")
+@click.option("--top-p", type=TOP_P, default=1.0, show_default=True, help="Draw from this much of the probability.")
+@click.option(
+    "--repetition-penalty", type=PENALTY, default=1.0, show_default=True, help="Above 1 discourages used tokens."
+)
+@click.option("--seed", type=SEED, help="Seed of the sampling; drawn by default.")
+@click.option("--stop", "stop_strings", multiple=True, metavar="TEXT", help="Ends the answer; may be given repeatedly.")
 @click.option("--chat/--no-chat", "is_chat", default=None, help="Use the chat template; by default where there is one.")
 @threads_option
 @click.pass_obj
@@ -30,17 +49,27 @@ def command(
     prompt: str,
     max_tokens: int,
     draft_tokens: int | None,
-    temperature: float,
-    seed: int | None,
+    stop_strings: tuple[str, ...],
     is_chat: bool | None,
     num_threads: int | None,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    repetition_penalty: float,
+    seed: int | None,
 ) -> None:
-    """Continue PROMPT with BUILD; the answer streams to stdout."""
+    """Continue PROMPT with BUILD; the answer streams to stdout.
+
+    BUILD is a folder that `peagle-trt build` has written.
+    """
     loaded = open_build(build_path, num_threads=num_threads)
     request = replace(
         loaded.request(_render(loaded, prompt, is_chat), max_tokens=max_tokens),
         draft_tokens=draft_tokens,
-        sampling=SamplingSettings(temperature=temperature, seed=seed),
+        stop_strings=stop_strings,
+        sampling=SamplingSettings(
+            temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
+        ),
     )
     chunks = []
     for chunk in stream(loaded, request):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -25,7 +26,8 @@ class GlobalOptions(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write two lists."""
         for heading, parameters in (("Options", self.params), ("Global options", GLOBAL_OPTIONS)):
-            records = [record for parameter in parameters if (record := parameter.get_help_record(ctx))]
+            options = [parameter for parameter in parameters if isinstance(parameter, click.Option)]
+            records = [record for option in options if (record := option.get_help_record(ctx))]
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
@@ -44,12 +46,15 @@ class Command(GlobalOptions):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words; text that is given and empty means nothing to any command."""
+        """Read the words; text that is given and empty, or a number that is none, means nothing to any command."""
         rest = super().parse_args(ctx, args)
         for parameter in self.params:
             value = ctx.params.get(parameter.name or "")
-            if value == "" or (isinstance(value, tuple) and "" in value):
-                raise click.BadParameter("it is empty", ctx, parameter)
+            for part in value if isinstance(value, tuple) else (value,):
+                if part == "":
+                    raise click.BadParameter("it is empty", ctx, parameter)
+                if isinstance(part, float) and not math.isfinite(part):
+                    raise click.BadParameter(f"{part} is not a finite number", ctx, parameter)
         return rest
 
 

@@ -1,50 +1,88 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the types of their values."""
 
 from __future__ import annotations
 
-import difflib
-import tomllib
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from peagle_trt.errors import UsageError
+from peagle_trt.cli.settings_file import load_settings
+from peagle_trt.machine import probe_machine
 
-FOLDER = click.Path(path_type=Path)
+MAX_THREADS_A_CORE = 4
+"""Every thread has a stack and spins while it waits; far more of them than cores eat memory and gain nothing."""
 
 
-def _load_settings(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Make a TOML file's keys the defaults of the other options; click then puts flags and environment above them."""
-    if path is None:
-        return None
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read `{path}`: {error}") from error
-    known = {p.name for p in context.command.params if p.name is not None and p is not parameter}
-    defaults = {key.replace("-", "_"): value for key, value in settings.items()}
-    for key in defaults:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean `{close[0]}`?" if close else f"known: {', '.join(sorted(known))}"
-            raise UsageError(f"`{path}` has the unknown key `{key}`", hint=hint)
-    context.default_map = {**(context.default_map or {}), **defaults}
-    return path
+class _FilePath(click.Path):
+    """A path; `""` is refused, which `Path` would take for the working directory."""
 
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if isinstance(value, str) and (not value or "\0" in value):
+            self.fail("it is empty" if not value else "it holds a NUL character", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class NumberList(click.ParamType):  # type: ignore[type-arg]  # Generic from click 8.4 on only.
+    """Whole numbers, separated by commas.
+
+    Args:
+        min: Smallest number allowed.
+        max: Largest; None for no limit.
+    """
+
+    name = "number list"
+
+    def __init__(self, *, min: int, max: int | None = None) -> None:
+        self._each = click.IntRange(min, max)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """What help shows for a value."""
+        return "N,..."
+
+    def convert(
+        self, value: str | int | Sequence[int], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """From text, or from the numbers of a settings file."""
+        parts: Sequence[Any] = value if isinstance(value, list | tuple) else str(value).split(",")
+        if not parts:
+            self.fail("the list is empty", param, ctx)
+        return tuple(self._each.convert(part, param, ctx) for part in parts)
+
+
+FOLDER = _FilePath(path_type=Path)
+FILE = _FilePath(path_type=Path, dir_okay=False)
 
 config_option = click.option(
     "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    callback=_load_settings,
+    type=FILE,
+    callback=load_settings,
     is_eager=True,
     expose_value=False,
-    help="TOML file with this command's options; flags and environment win over it.",
+    help="TOML file with this command's long options as keys; what is typed wins over it.",
 )
-"""Adds `--config FILE` to a command. Keys are the long options' names, with `-` or `_`."""
+"""Adds `--config FILE` to a command."""
+
+
+def _check_threads(context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
+    if value is None:
+        return None
+    num_cores = probe_machine().num_usable_cores
+    limit = MAX_THREADS_A_CORE * num_cores
+    if value > limit:
+        message = f"{value} is more than {limit}, {MAX_THREADS_A_CORE} for each of the {num_cores} usable cores"
+        raise click.BadParameter(message, context, parameter)
+    return value
+
 
 threads_option = click.option(
     "--threads",
     "num_threads",
     type=click.IntRange(min=1),
-    help="Threads of the CPU backends; every core by default.",
+    callback=_check_threads,
+    help=f"Threads of the CPU backends, up to {MAX_THREADS_A_CORE} a core; every core by default.",
 )

@@ -8,21 +8,12 @@ from pathlib import Path
 import click
 
 from peagle_trt import catalog
-from peagle_trt.cli.options import FOLDER, config_option
+from peagle_trt.cli.options import FILE, FOLDER, NumberList, config_option
 from peagle_trt.cli.output import Output
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.run import TrainingReport, TrainingRequest, train_head
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.trainer import TrainingSettings
-
-
-def _parse_layers(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError as error:
-        raise click.BadParameter(f"`{value}` is not a list of numbers", context, parameter) from error
 
 
 @click.command("train")
@@ -32,7 +23,7 @@ def _parse_layers(context: click.Context, parameter: click.Parameter, value: str
 @click.option(
     "--data",
     "questions_path",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     required=True,
     help="Questions as JSON lines with `messages`, `turns`, `prompt` or `text`; the target answers them itself.",
 )
@@ -42,7 +33,7 @@ def _parse_layers(context: click.Context, parameter: click.Parameter, value: str
     "--aux-layers",
     "auxiliary_layers",
     metavar="ID,ID,ID",
-    callback=_parse_layers,
+    type=NumberList(min=0),
     help="Target layers whose inputs the head reads; 2, n/2 and n-3 by default.",
 )
 @click.option("--depths", type=click.IntRange(2, 32), default=7, show_default=True, help="K in training; above yours.")
@@ -52,7 +43,13 @@ def _parse_layers(context: click.Context, parameter: click.Parameter, value: str
 @click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Optimizer steps.")
 @click.option("--tokens-per-step", type=click.IntRange(min=64), default=3000, show_default=True, help="Text a step.")
 @click.option("--max-new-tokens", type=click.IntRange(min=8), default=224, show_default=True, help="Longest answer.")
-@click.option("--learning-rate", type=float, default=0.01, show_default=True, help="Peak rate of the matrices (Muon).")
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0.0, min_open=True),
+    default=0.01,
+    show_default=True,
+    help="Peak rate of the matrices (Muon).",
+)
 @click.option(
     "--compute-dtype",
     type=click.Choice(["float32", "bfloat16"]),
@@ -60,7 +57,13 @@ def _parse_layers(context: click.Context, parameter: click.Parameter, value: str
     show_default=True,
     help="Type of matrix products; bfloat16 is faster on processors that have it.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights, order and mask slots.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Of weights, order and mask slots.",
+)
 @click.option("--resume", "is_resumed", is_flag=True, help="Continue the training in the output folder.")
 @config_option
 @click.pass_obj

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from peagle_trt.cli.generate import PENALTY, SEED, TEMPERATURE, TOP_K, TOP_P
 from peagle_trt.cli.main import run
+from peagle_trt.decode.request import SamplingSettings
+from peagle_trt.decode.sampling import check_sampling
 from tests.support.checkpoints import edit_config, save_byte_tokenizer
 from tests.support.models import save_drafter, save_target
 
@@ -67,30 +70,6 @@ def test_a_settings_file_gives_way_to_flags(folder: Path, tmp_path: Path, capsys
     assert (document["draft_tokens"], document["max_batch_size"]) == (4, 1)
 
 
-SETTINGS = {
-    "draft-token = 3": "unknown key `draft_token`",
-    "draft_tokens = 99": "99 is not in the range",
-    'draft_tokens = "many"': "'many' is not a valid integer range",
-    "draft_tokens = ": "cannot read",
-}
-
-
-@pytest.mark.parametrize(("text", "message"), SETTINGS.items())
-def test_a_settings_file_that_means_nothing_is_refused(
-    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "build.toml").write_text(text)
-    document = document_of(capsys, "build", "--target", "tiny", "--config", tmp_path / "build.toml")
-    assert document["error"]["exit_code"] == 2
-    assert message in document["error"]["message"]
-
-
-def test_an_unknown_key_is_met_with_a_suggestion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "build.toml").write_text("draft-token = 3")
-    document = document_of(capsys, "build", "--target", "tiny", "--config", tmp_path / "build.toml")
-    assert document["error"]["hint"] == "did you mean `draft_tokens`?"
-
-
 def test_a_target_of_one_s_own_needs_a_drafter(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = document_of(capsys, "build", "--target", folder / "target")
     assert document["error"]["message"] == "a target of your own needs a drafter"
@@ -134,6 +113,65 @@ def test_generate_streams_the_same_words_it_reports(folder: Path, capsys: pytest
 def test_generate_with_and_without_drafts_agrees(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["generate", folder / "build", "hello", "--max-tokens", "12"]
     assert document_of(capsys, *words, "-k", "0")["text"] == document_of(capsys, *words, "-k", "6")["text"]
+
+
+SAMPLING = {
+    "--temperature": ("nan", "inf", "1e300", "-1", "100.5"),
+    "--top-k": ("-1", "2147483648", "1.5"),
+    "--top-p": ("0", "1.5", "nan"),
+    "--repetition-penalty": ("0", "1e9", "nan", "-inf"),
+    "--seed": ("-1", "x"),
+    "--max-tokens": ("0",),
+    "-k": ("-1", "17"),
+    "--stop": ("",),
+    "--threads": ("0", "999999"),
+}
+
+
+@pytest.mark.parametrize(("option", "value"), [(option, value) for option in SAMPLING for value in SAMPLING[option]])
+def test_a_value_that_generate_cannot_honour_is_wrong_use(
+    folder: Path, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = document_of(capsys, "generate", folder / "build", "hello", option, value)
+    assert document["error"]["exit_code"] == 2
+    assert option in document["error"]["message"]
+
+
+def test_a_prompt_that_is_too_long_is_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = document_of(capsys, "generate", folder / "build", "hello " * 100)["error"]
+    assert error["exit_code"] == 2
+    assert "at most 127 fit" in error["message"]
+
+
+LIMITS = [
+    *({"temperature": value} for value in (TEMPERATURE.min, TEMPERATURE.max)),
+    *({"top_k": value} for value in (TOP_K.min, TOP_K.max)),
+    {"top_p": TOP_P.max},
+    *({"repetition_penalty": value} for value in (PENALTY.min, PENALTY.max)),
+    {"seed": SEED.min},
+]
+
+
+@pytest.mark.parametrize("settings", LIMITS)
+def test_the_decode_loop_takes_what_help_promises(settings: dict[str, Any]) -> None:
+    check_sampling(SamplingSettings(**settings))
+
+
+def test_generate_passes_the_sampling_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", folder / "build", "hello", "--max-tokens", "12"]
+    greedy = document_of(capsys, *words)["text"]
+    sampled = [*words, "--temperature", "100", "--seed", "3"]
+    assert document_of(capsys, *sampled)["text"] != greedy
+    assert document_of(capsys, *sampled, "--top-k", "1")["text"] == greedy
+    assert document_of(capsys, *sampled, "--top-p", "1e-9")["text"] == greedy
+    assert document_of(capsys, *words, "--repetition-penalty", "1000")["text"] != greedy
+
+
+def test_generate_stops_at_any_of_several_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", folder / "build", "hello", "--max-tokens", "12"]
+    whole = document_of(capsys, *words)["text"]
+    stopped = document_of(capsys, *words, "--stop", "not in it", "--stop", whole[2])
+    assert (stopped["text"], stopped["finish_reason"]) == (whole[: whole.find(whole[2])], "stop")
 
 
 def test_doctor_names_packages_and_problems(capsys: pytest.CaptureFixture[str]) -> None:
