@@ -19,9 +19,9 @@ from peagle_trt.build_folder import (
     resolve_output,
     staged_build,
 )
-from peagle_trt.errors import PlanError, UsageError, VerificationError
+from peagle_trt.errors import CheckpointError, PlanError, UsageError, VerificationError
 from peagle_trt.files import require_free_space
-from peagle_trt.plan import STAGES, Plan, check_spec, make_plan
+from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
 from peagle_trt.quant import find_recipe
 from peagle_trt.readers import (
     DrafterCheckpoint,
@@ -55,12 +55,14 @@ def build(
     Raises:
         PeagleError: Something a user can mend; nothing then stands under `spec.output_path` that was not there before.
     """
-    spec = _resolve(spec, report)
+    spec, choice = _resolve(spec)
     plan = make_plan(spec)
     standing = _standing_build(spec, report) if plan.is_complete and not is_fresh else None
     if standing is not None:
         report(f"nothing to do: `{spec.output_path}` is complete")
         return standing
+    if choice:
+        report(choice)
     checkpoints = read_checkpoints(spec, report)
     _require_space(spec, plan, checkpoints)
     with staged_build(spec.output_path) as folder:
@@ -86,7 +88,7 @@ def dry_run(spec: BuildSpec, *, report: Report = lambda line: None) -> Plan:
     Raises:
         PeagleError: What `build` would raise before its first long step.
     """
-    spec = _resolve(spec, report)
+    spec, _ = _resolve(spec)
     require_replaceable(spec.output_path)
     return make_plan(spec, sizes={"quantize": stages.weight_bytes(read_checkpoints(spec, report))})
 
@@ -152,25 +154,30 @@ def _standing_build(spec: BuildSpec, report: Report) -> EngineManifest | None:
     return manifest
 
 
-def _resolve(spec: BuildSpec, report: Report) -> BuildSpec:
+def _resolve(spec: BuildSpec) -> tuple[BuildSpec, str]:
+    """The spec with backend and output path decided, and a line about a backend that was chosen for the user."""
     from peagle_trt.engine.registry import choose_backend
 
     check_spec(spec)
     find_recipe(spec.precision)
     backend, reason = choose_backend(spec.backend)
-    if backend != spec.backend:
-        report(f"backend {backend}: {reason}")
-    return replace(spec, backend=backend, output_path=resolve_output(spec.output_path))
+    choice = "" if backend == spec.backend else f"backend {backend}: {reason}"
+    return replace(spec, backend=backend, output_path=resolve_output(spec.output_path)), choice
 
 
 def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCheckpoint, report: Report) -> None:
+    if target.config.max_positions < MIN_SEQUENCE_LENGTH:
+        raise CheckpointError(
+            f"the target was made for {target.config.max_positions} token(s); a build needs {MIN_SEQUENCE_LENGTH}",
+            hint="look at `max_position_embeddings` in its config.json",
+        )
     if spec.max_sequence_length > target.config.max_positions:
         raise PlanError(
             f"the sequence length {spec.max_sequence_length} exceeds the target's {target.config.max_positions}",
             hint="lower --max-sequence-length",
         )
     if spec.max_sequence_length > drafter.config.max_positions:
-        report(f"note: the drafter was made for {drafter.config.max_positions} tokens; drafts past them may be poor")
+        report(f"note: the drafter was made for {drafter.config.max_positions} token(s); drafts past that may be poor")
     depths = drafter.config.num_depths
     if depths is not None and spec.draft_tokens > depths:
         report(f"note: the drafter was trained for K up to {depths}; slots past it may be poor")

@@ -15,6 +15,9 @@ from peagle_trt.readers import checkpoint_files
 from peagle_trt.spec import BuildSpec
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
 
+MAX_BATCH_SIZE = 256
+MIN_SEQUENCE_LENGTH = 16
+MAX_SEQUENCE_LENGTH = 1 << 20
 STAGES = ("read", "quantize", "graph", "engine", "verify", "assemble")
 
 # Whose source code each stage runs: a changed program must not be served from the cache of the old one.
@@ -71,8 +74,8 @@ def check_spec(spec: BuildSpec) -> None:
     """
     limits = (
         ("draft tokens (K)", spec.draft_tokens, MIN_DRAFT_TOKENS, MAX_DRAFT_TOKENS),
-        ("the batch size", spec.max_batch_size, 1, 256),
-        ("the sequence length", spec.max_sequence_length, 16, 1 << 20),
+        ("the batch size", spec.max_batch_size, 1, MAX_BATCH_SIZE),
+        ("the sequence length", spec.max_sequence_length, MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH),
     )
     for name, value, low, high in limits:
         if not low <= value <= high:

@@ -79,10 +79,12 @@ def write_tokenizer(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
     """read: the text side.
 
     Raises:
-        CheckpointError: The tokenizer is damaged, or makes ids that the target does not know.
+        CheckpointError: The tokenizer is damaged, or makes ids that the target does not know; or the chat template
+            is no template.
     """
     source, text = checkpoints.tokenizer, checkpoints.tokenizer.tokenizer_json()
     _check_tokenizer(source, text, checkpoints.target.config.vocab_size)
+    _check_template(source)
     write_text(folder / TOKENIZER_FILE, text)
     if source.chat_template is None:
         return (TOKENIZER_FILE,)
@@ -104,6 +106,19 @@ def _check_tokenizer(source: TokenizerSource, text: str, vocab_size: int) -> Non
             f"`{source.path}` makes the token {largest}, but the target's vocabulary has {vocab_size}",
             hint="the tokenizer belongs to another model",
         )
+
+
+def _check_template(source: TokenizerSource) -> None:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        ImmutableSandboxedEnvironment().parse(source.chat_template or "")
+    except TemplateSyntaxError as error:
+        raise CheckpointError(
+            f"the chat template beside `{source.path}` is no template: line {error.lineno}: {error.message}",
+            hint="mend it, or remove it if nobody chats with this model",
+        ) from error
 
 
 def write_weights(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:

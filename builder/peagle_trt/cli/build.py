@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from peagle_trt import catalog, pipeline
-from peagle_trt.build_folder import staging_path
+from peagle_trt.build_folder import resolve_output, staging_path
+from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH
 from peagle_trt.cli.options import FOLDER, config_option
 from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import BACKENDS
 from peagle_trt.errors import UsageError
-from peagle_trt.plan import STAGES, Plan
+from peagle_trt.plan import MAX_BATCH_SIZE, MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH, STAGES, Plan
 from peagle_trt.quant import RECIPES
 from peagle_trt.readers import read_target
 from peagle_trt.spec import BuildSpec, EngineManifest
@@ -24,23 +25,52 @@ DEFAULT_BATCH_SIZE = 8
 DEFAULT_SEQUENCE_LENGTH = 2048
 
 
+def _default_of(number: int) -> str:
+    return f"by default the catalog entry's, else {number}."
+
+
 @click.command("build")
 @click.option(
-    "--target", metavar="NAME|PATH", required=True, help="A catalog name, a checkpoint's folder, or a GGUF file."
+    "--target",
+    type=NAME_OR_PATH,
+    metavar="NAME|PATH",
+    required=True,
+    help="A catalog name, a checkpoint's folder, or a GGUF file.",
 )
 @click.option("--target-path", type=FOLDER, help="Where the target of that catalog name lies, instead of fetching it.")
-@click.option("--drafter", metavar="NAME|PATH", help="A head's folder, or the catalog name whose head to take.")
+@click.option(
+    "--drafter",
+    type=NAME_OR_PATH,
+    metavar="NAME|PATH",
+    help="A head's folder, or the catalog name whose head to take; the catalog entry's by default.",
+)
 @click.option("--tokenizer", "tokenizer_path", type=FOLDER, help="Where the tokenizer lies; the target's by default.")
-@click.option("-k", "--draft-tokens", type=click.IntRange(MIN_DRAFT_TOKENS, MAX_DRAFT_TOKENS), help="K, drafts a step.")
+@click.option(
+    "-k",
+    "--draft-tokens",
+    type=click.IntRange(MIN_DRAFT_TOKENS, MAX_DRAFT_TOKENS),
+    help=f"K: tokens drafted in each step; {_default_of(DEFAULT_DRAFT_TOKENS)}",
+)
 @click.option(
     "--precision", type=click.Choice(list(RECIPES)), default="fp32", show_default=True, help="Recipe of the weights."
 )
 @click.option(
     "--backend", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="What runs it."
 )
-@click.option("--max-batch-size", type=click.IntRange(min=1), help="Sequences that may share a step.")
-@click.option("--max-sequence-length", type=click.IntRange(min=16), help="Prompt and answer together, in tokens.")
-@click.option("--until", type=click.Choice(STAGES), default=STAGES[-1], help="Stop after this stage.")
+@click.option(
+    "--max-batch-size",
+    type=click.IntRange(1, MAX_BATCH_SIZE),
+    help=f"Sequences that may share a step; {_default_of(DEFAULT_BATCH_SIZE)}",
+)
+@click.option(
+    "--max-sequence-length",
+    type=click.IntRange(MIN_SEQUENCE_LENGTH, MAX_SEQUENCE_LENGTH),
+    help=f"Prompt and answer together, in tokens; {_default_of(DEFAULT_SEQUENCE_LENGTH)} "
+    "Never more than the target was made for.",
+)
+@click.option(
+    "--until", type=click.Choice(STAGES), default=STAGES[-1], show_default=True, help="Stop after this stage."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would run, what is cached and how many bytes; write nothing.")
 @click.option("--force", is_flag=True, help="Run every step again, cached or not.")
 @click.option("-o", "--output", "output_path", type=FOLDER, help="Folder to write; builds/NAME by default.")
@@ -95,7 +125,8 @@ def command(
 def _default_length(entry: catalog.CatalogEntry | None, target_path: Path) -> int:
     if entry is not None:
         return entry.max_sequence_length
-    return min(DEFAULT_SEQUENCE_LENGTH, read_target(target_path).config.max_positions)
+    # A target made for less than the shortest build is refused with its checkpoint, not as a length nobody asked for.
+    return max(MIN_SEQUENCE_LENGTH, min(DEFAULT_SEQUENCE_LENGTH, read_target(target_path).config.max_positions))
 
 
 def _find_drafter(drafter: str | None, entry: catalog.CatalogEntry | None) -> Path:
@@ -125,7 +156,7 @@ def _plan_text(plan: Plan) -> str:
 def _build_document(spec: BuildSpec, manifest: EngineManifest) -> dict[str, object]:
     is_complete = bool(manifest.files)
     return {
-        "path": spec.output_path if is_complete else staging_path(spec.output_path),
+        "path": spec.output_path if is_complete else staging_path(resolve_output(spec.output_path)),
         "is_complete": is_complete,
         "name": manifest.name,
         "backend": manifest.backend,
@@ -140,4 +171,4 @@ def _build_document(spec: BuildSpec, manifest: EngineManifest) -> dict[str, obje
 def _build_text(spec: BuildSpec, manifest: EngineManifest) -> str:
     if manifest.files:
         return str(spec.output_path)
-    return f"stopped early; the finished steps wait in {staging_path(spec.output_path)}"
+    return f"stopped early; the finished steps wait in {staging_path(resolve_output(spec.output_path))}"

@@ -21,6 +21,7 @@ from peagle_trt.verify.tolerances import TOLERANCES, Tolerance
 
 NUM_PROMPT_TOKENS = 12
 _SEED = 20260201
+_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +155,8 @@ def _compare_rows(
     rows: slice,
 ) -> None:
     logit_error = _largest(found.logits - expected.logits[rows])
-    scale = np.abs(expected.hidden[rows]).max(axis=1, keepdims=True)
+    # A row of zeros, as weights of zero make it, has no share to be off by.
+    scale = np.maximum(np.abs(expected.hidden[rows]).max(axis=1, keepdims=True), _SMALLEST_SCALE)
     hidden_error = _largest((found.hidden - expected.hidden[rows]) / scale)
     findings.logit = max(findings.logit, logit_error)
     findings.hidden = max(findings.hidden, hidden_error)

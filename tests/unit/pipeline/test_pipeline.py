@@ -338,3 +338,44 @@ def test_a_head_with_its_own_tables_and_fewer_words_builds(spec: BuildSpec, tmp_
     edit_tensors(tmp_path / "other", embed_tokens__weight=np.random.default_rng(0).random((300, HIDDEN), "f"))
     pipeline.build(dataclasses.replace(spec, drafter_path=tmp_path / "other"))
     verify_build(spec.output_path)
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{% for m in messages %}", "{{ messages[0] "])
+def test_a_chat_template_that_cannot_be_read_is_refused(spec: BuildSpec, template: str) -> None:
+    (spec.target_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(CheckpointError, match=r"chat template .* is no template: line 1"):
+        pipeline.build(spec)
+
+
+def test_a_target_too_short_for_any_build_is_refused(spec: BuildSpec) -> None:
+    edit_config(spec.target_path, max_position_embeddings=8)
+    with pytest.raises(CheckpointError, match=r"made for 8 token\(s\); a build needs 16"):
+        pipeline.build(dataclasses.replace(spec, max_sequence_length=16))
+
+
+@pytest.mark.parametrize("model", ["target", "head"])
+def test_weights_that_are_no_numbers_are_the_checkpoint_s_fault(spec: BuildSpec, model: str) -> None:
+    edit_tensors(spec.target_path.with_name(model), **{NORMS[model]: np.full(HIDDEN, np.nan, np.float32)})
+    with pytest.raises(CheckpointError, match=r"norm\.weight` holds 64 value"):
+        pipeline.build(spec)
+    assert not spec.output_path.exists()
+
+
+NORMS = {"target": "model__norm__weight", "head": "norm__weight"}
+
+
+def test_weights_of_zero_are_weights(spec: BuildSpec) -> None:
+    zeros = np.zeros((300, HIDDEN), np.float32)
+    edit_tensors(spec.target_path, model__embed_tokens__weight=zeros)
+    pipeline.build(spec)
+
+
+def test_the_choice_of_a_backend_is_told_only_when_it_runs(spec: BuildSpec) -> None:
+    lines: list[str] = []
+    automatic = dataclasses.replace(spec, backend="auto")
+    pipeline.build(automatic, report=lines.append, until="read")
+    assert lines[0].startswith("backend onnxruntime: ")
+    pipeline.build(automatic)
+    lines.clear()
+    pipeline.build(automatic, report=lines.append)
+    assert [line.partition(":")[0] for line in lines] == ["nothing to do"]
