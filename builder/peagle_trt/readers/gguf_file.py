@@ -83,6 +83,8 @@ def _check_start(path: Path) -> None:
     with open_foreign(path) as file:
         start = file.read(8)
     magic, version = start[:4], int.from_bytes(start[4:], "little")
+    if len(start) < 8:
+        raise CheckpointError(f"`{path}` has {len(start)} bytes, too few for a GGUF file", hint="fetch the file again")
     if magic != b"GGUF":
         raise CheckpointError(f"`{path}` is no GGUF file: it starts with `{magic!r}`", hint="fetch the file again")
     if version not in _VERSIONS:

@@ -51,7 +51,9 @@ def read_header(path: Path) -> dict[str, TensorSpec]:
         header = parse_object(text)
     except ValueError as error:
         raise CheckpointError(f"`{path}`: the header is not a JSON object: {error}", hint=_AGAIN) from error
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"`{path}`: `__metadata__` is no object of strings", hint=_AGAIN)
     start = 8 + header_bytes
     specs = {name: _read_entry(path, name, entry, start) for name, entry in header.items()}
     _check_extents(path, specs, start, size_bytes)

@@ -58,6 +58,8 @@ DAMAGES = {
     "header_longer_than_file": ((1 << 40).to_bytes(8, "little") + b"{}", "the header claims"),
     "bad_json": (b"\x02" + b"\0" * 7 + b"{,", "not a JSON object"),
     "a_list": (b"\x02" + b"\0" * 7 + b"[]", "expected an object, found list"),
+    "nested": (b"\x40\x9c" + b"\0" * 6 + b'{"a":' * 8000, "nested too deeply"),
+    "metadata": (b"\x14" + b"\0" * 7 + b'{"__metadata__":[1]}', "`__metadata__` is no object of strings"),
     "not_utf8": (b"\x02" + b"\0" * 7 + b"\xff\xfe", "not a JSON object"),
 }
 
