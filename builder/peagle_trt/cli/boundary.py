@@ -56,6 +56,7 @@ def _run(arguments: Sequence[str], output: Output) -> int:
 
 
 def _report(output: Output, error: BaseException, watch: SignalWatch) -> int:
+    watch.stop()
     if isinstance(error, EndedBySignal):
         return _stopped(output, error.number)
     if watch.received or isinstance(error, KeyboardInterrupt | click.Abort):

@@ -31,7 +31,10 @@ class LazyGroup(GlobalOptions, click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words in front of the command, after a look at all of them for how failures are to be reported."""
-        ctx.ensure_object(Output).is_json |= self._asks_for_json(ctx, args)
+        output = ctx.ensure_object(Output)
+        # A first guess, for whatever happens while the command is imported, whose options are not known before.
+        output.is_json = "--json" in options_in(args, GLOBAL_OPTIONS)
+        output.is_json = self._asks_for_json(ctx, args)
         return super().parse_args(ctx, args)
 
     def resolve_command(

@@ -16,12 +16,12 @@ def main() -> None:
     prepare_streams()
     try:
         code = run(sys.argv[1:], watch)
+        watch.stop()
     except BaseException:
         # Too early to say more than the code does, or a second signal while the first is reported.
         if watch.received is None:
             raise
         code = SIGNAL_BASE + watch.received
-    watch.stop()
     sys.exit(code)
 
 

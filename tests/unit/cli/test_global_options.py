@@ -138,6 +138,9 @@ EMPTY = {
     "argument": ["inspect", ""],
     "name": ["inspect", "x", "--target", ""],
     "equals": ["build", "--target="],
+    "folder": ["verify", ""],
+    "output": ["build", "--target", "tiny", "-o", ""],
+    "file": ["build", "--target", "tiny", "--config", ""],
 }
 
 
@@ -145,3 +148,9 @@ EMPTY = {
 def test_empty_text_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(words) == 2
     assert "it is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_a_number_that_is_none_is_refused(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--target", "tiny", "--data", "x", "-o", "y", "--learning-rate", number]) == 2
+    assert "is not a finite number" in capsys.readouterr().err
