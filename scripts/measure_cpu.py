@@ -5,15 +5,18 @@
 
 HUGGINGFACE_FOLDER holds the same target for transformers; GENAI_FOLDER what
 `python -m onnxruntime_genai.models.builder -i HUGGINGFACE_FOLDER -o GENAI_FOLDER -p fp32 -e cpu` makes of it.
-Everything runs in this process, in turns, and ratios are taken within a turn, so that a busy machine slows all alike.
+Everything runs in turns, and ratios are taken within a turn, so that a busy machine slows all alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -75,18 +78,49 @@ def verify_and_draft(build: LoadedBuild, rows: int) -> None:
 
 
 def measure_peers(options: argparse.Namespace) -> None:
-    """Time plain greedy decoding of every engine that is given."""
-    engines = {"peagle-trt": ours(options.build, options.tokens)}
-    engines["transformers"] = transformers(options.huggingface, options.tokens)
+    """Time plain greedy decoding of every engine that is given, each in a process of its own.
+
+    In one process their thread pools would spin against each other.
+    """
+    engines: dict[str, tuple[Callable[..., Callable[[], list[int]]], tuple[object, ...]]] = {
+        "peagle-trt": (ours, (options.build, options.tokens)),
+        "transformers": (transformers, (options.huggingface, options.tokens)),
+    }
     if options.genai:
-        engines["onnxruntime-genai"] = genai(options.genai, options.huggingface, options.tokens)
-    answers = {name: run() for name, run in engines.items()}
-    times = take_turns(list(engines.values()), 7)
-    for name, values in zip(engines, times, strict=True):
-        ratios = [value / ours_value for value, ours_value in zip(values, times[0], strict=True)]
+        engines["onnxruntime-genai"] = (genai, (options.genai, options.huggingface, options.tokens))
+    context = multiprocessing.get_context("spawn")
+    doors = {}
+    for name, engine in engines.items():
+        doors[name], theirs = context.Pipe()
+        context.Process(target=answer_calls, args=(theirs, *engine), daemon=True).start()
+    answers = {name: call(door)[1] for name, door in doors.items()}
+    times: dict[str, list[float]] = {name: [] for name in doors}
+    for _ in range(7):
+        for name, door in doors.items():
+            times[name].append(call(door)[0])
+    for name, values in times.items():
+        ratios = [value / ours_value for value, ours_value in zip(values, times["peagle-trt"], strict=True)]
         per_token = 1e3 * statistics.median(values) / options.tokens
         same = "same tokens" if answers[name] == answers["peagle-trt"] else "other tokens"
         print(f"{name:18s} {per_token:7.2f} ms/token  {statistics.median(ratios):.2f}x our time  {same}")
+
+
+def answer_calls(door: Connection, make: Callable[..., Callable[[], list[int]]], settings: tuple[object, ...]) -> None:
+    """The other side of `call`."""
+    run = make(*settings)
+    with contextlib.suppress(EOFError):
+        while door.recv():
+            started = time.perf_counter()
+            tokens = run()
+            door.send((time.perf_counter() - started, tokens))
+
+
+def call(door: Connection) -> tuple[float, list[int]]:
+    """Let an engine answer once: seconds and tokens."""
+    # Idle threads of the engine before spin a little while.
+    time.sleep(0.5)
+    door.send(True)
+    return door.recv()
 
 
 def ours(path: Path, tokens: int) -> Callable[[], list[int]]:

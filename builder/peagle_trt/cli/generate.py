@@ -10,7 +10,7 @@ import click
 from peagle_trt.cli.options import FOLDER, threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.decode.request import RequestMetrics, SamplingSettings
-from peagle_trt.decode.session import LoadedBuild, open_build, stream
+from peagle_trt.decode.session import open_build, stream
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
 # What the decode loop accepts; said here so that help shows it.
@@ -63,8 +63,10 @@ def command(
     BUILD is a folder that `peagle-trt build` has written.
     """
     loaded = open_build(build_path, num_threads=num_threads)
+    uses_chat = loaded.tokenizer.has_chat_template if is_chat is None else is_chat
+    ask = loaded.chat_request if uses_chat else loaded.request
     request = replace(
-        loaded.request(_render(loaded, prompt, is_chat), max_tokens=max_tokens),
+        ask(prompt, max_tokens=max_tokens),
         draft_tokens=draft_tokens,
         stop_strings=stop_strings,
         sampling=SamplingSettings(
@@ -81,12 +83,6 @@ def command(
     document = {"text": text, "finish_reason": last.finish_reason, "metrics": _document(last.metrics)}
     output.progress(_summary(last.metrics))
     output.result(document, "")
-
-
-def _render(loaded: LoadedBuild, prompt: str, is_chat: bool | None) -> str:
-    if is_chat or (is_chat is None and loaded.tokenizer.has_chat_template):
-        return loaded.tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
-    return prompt
 
 
 def _document(metrics: RequestMetrics) -> dict[str, object]:

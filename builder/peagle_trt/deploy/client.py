@@ -150,7 +150,9 @@ class GrpcStream:
 
 
 def _checked(body: dict[str, Any], status: int) -> dict[str, Any]:
-    # A decoupled model that fails answers with status 200 and an error in the body.
+    if status >= http.client.INTERNAL_SERVER_ERROR:
+        raise PeagleError(f"the server failed: {body.get('error', body)}")
+    # A decoupled model that refuses answers with status 200 and an error in the body.
     if "error" in body or status != http.client.OK:
         raise RequestError(str(body.get("error", body)))
     return _with_id_list(body)
