@@ -31,7 +31,7 @@ class PromptSet:
 
 
 SHIPPED: Mapping[str, str] = {
-    "mt-bench": "mt-bench.jsonl",
+    "mt-bench": "mt-bench.jsonl.gz",
     "humaneval": "humaneval.jsonl.gz",
     "gsm8k": "gsm8k.jsonl.gz",
 }

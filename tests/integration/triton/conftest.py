@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from peagle_trt.cli.main import run
-from peagle_trt.decode.session import LoadedBuild, open_build
 from peagle_trt.deploy.client import GrpcStream, HttpClient, read_metrics
 from peagle_trt.deploy.ports import choose_ports
 from peagle_trt.deploy.repository import assemble_repository
@@ -36,21 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if folder in item.path.parents:
             item.add_marker(pytest.mark.triton)
-
-
-@pytest.fixture(scope="session")
-def tiny_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("builds") / "tiny"
-    assert run(["--quiet", "build", "--target", "tiny", "-o", str(path)]) == 0
-    return path
-
-
-@pytest.fixture(scope="session")
-def loaded(tiny_build: Path) -> Iterator[LoadedBuild]:
-    """The same build in this process: what the server must agree with."""
-    loaded = open_build(tiny_build, num_threads=1)
-    yield loaded
-    loaded.engine.close()
 
 
 @pytest.fixture(scope="session")
