@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,13 @@ from peagle_trt.deploy.client import GrpcStream, HttpClient, read_metrics
 from peagle_trt.deploy.ports import choose_ports
 from peagle_trt.deploy.repository import assemble_repository
 from peagle_trt.deploy.server import TritonServer
+
+PUBLICATION_SECONDS = 0.5
+"""Several times the period at which the model publishes."""
+
+
+def _own_counters(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name.startswith("peagle_")}
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,14 @@ class Served:
 
     def metrics(self) -> dict[str, float]:
         return read_metrics(self.server.ports.metrics)
+
+    def settled_metrics(self) -> dict[str, float]:
+        """The counters once nothing of an earlier test is still to come: the model publishes them from time to time."""
+        earlier, counted = {}, _own_counters(self.metrics())
+        while counted != earlier:
+            time.sleep(PUBLICATION_SECONDS)
+            earlier, counted = counted, _own_counters(self.metrics())
+        return self.metrics()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

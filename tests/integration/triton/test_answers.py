@@ -89,7 +89,7 @@ def test_ids_may_take_the_place_of_the_text(served: Served, loaded: LoadedBuild)
 
 
 def test_requests_in_flight_share_steps(served: Served) -> None:
-    before = served.metrics()
+    before = served.settled_metrics()
     payload = {**ASK, "draft_tokens": 0, "end_id": -1, "max_tokens": 100}
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(served.http.generate, [payload] * 4))
@@ -114,7 +114,7 @@ def test_more_clients_than_slots_wait_their_turn(served: Served) -> None:
 
 
 def test_a_stream_that_its_client_leaves_is_cancelled(served: Served) -> None:
-    before = served.metrics()["peagle_cancelled_requests_total"]
+    before = served.settled_metrics()["peagle_cancelled_requests_total"]
     stream = served.grpc({**ASK, "stream": True, "max_tokens": 400, "end_id": -1, "draft_tokens": 0})
     next(iter(stream))
     stream.cancel()
@@ -122,7 +122,7 @@ def test_a_stream_that_its_client_leaves_is_cancelled(served: Served) -> None:
 
 
 def test_an_http_stream_that_its_client_leaves_is_cancelled(served: Served) -> None:
-    before = served.metrics()["peagle_cancelled_requests_total"]
+    before = served.settled_metrics()["peagle_cancelled_requests_total"]
     stream = served.http.generate_stream({**ASK, "max_tokens": 400, "end_id": -1, "draft_tokens": 0})
     next(stream)
     stream.close()
