@@ -9,8 +9,6 @@ from peagle_trt.decode.session import require_files
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
 
-MANIFEST_NAME = "manifest.json"
-
 
 def read_whole_build(build_path: Path) -> EngineManifest:
     """The manifest of a finished build whose files are all there.

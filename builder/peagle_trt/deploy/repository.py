@@ -10,7 +10,8 @@ from importlib import resources
 from pathlib import Path
 
 from peagle_trt import files
-from peagle_trt.deploy.build_files import MANIFEST_NAME, read_whole_build
+from peagle_trt.build_folder import MANIFEST_NAME
+from peagle_trt.deploy.build_files import read_whole_build
 from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, HostSettings
 from peagle_trt.deploy.model_configs import model_configs
 from peagle_trt.errors import UsageError
