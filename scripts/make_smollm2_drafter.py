@@ -1,8 +1,8 @@
 """Makes the catalog's smollm2-135m drafter: questions, the target's answers, training, evaluation.
 
 Each step is a subcommand, so that the long ones can be run apart and again:
-    invent --worker 0 --num-workers 2      user turns sampled from the target
-    questions                              all question sets, mixed
+    invent --worker 0 --num-workers 2      user turns sampled from the target; --round 2, 3, ... for more of them
+    questions                              all question sets, mixed; again after a further round adds the new ones
     features --worker 0 --num-workers 2    the target's answers with hidden states
     evaluation                             the target's answers to the benchmarks, in float32
     train --output FOLDER                  the head; exported and evaluated every ten minutes
@@ -40,6 +40,7 @@ from peagle_trt.train.features import TrainingSequence, read_all_sequences
 from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import read_chat_format
+from peagle_trt.train.question_templates import OPENINGS
 from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.start import count_tokens
@@ -76,6 +77,21 @@ def benchmark_questions(data: Path, name: str, count: int) -> list[Question]:
         with gzip.open(data / "humaneval/HumanEval.jsonl.gz", "rt") as stream:
             texts = [HUMANEVAL_REQUEST + json.loads(line)["prompt"] for line in stream]
     return [Question(source=name, turns=(text,)) for text in texts[:count]]
+
+
+def add_questions(path: Path, invented: list[Question], data: Path, seed: int) -> int:
+    """Append the invented questions that are new to a file of questions, where the places of the others stay.
+
+    Returns:
+        How many were new.
+    """
+    known = read_questions(path)
+    texts = {question.turns for question in known}
+    new = list({question.turns: question for question in invented if question.turns not in texts}.values())
+    fresh = list(drop_copies(new, benchmark_texts(data)))
+    random.Random(seed).shuffle(fresh)
+    write_questions(path, [*known, *fresh])
+    return len(fresh)
 
 
 def mix_questions(data: Path, invented: list[Question], seed: int) -> list[Question]:
@@ -200,6 +216,7 @@ def main() -> None:
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=1)
     parser.add_argument("--count", type=int, default=1000, help="invented questions a worker")
+    parser.add_argument("--round", type=int, default=1, help="of inventing; from the second on, turns get first words")
     parser.add_argument("--output", type=Path, help="where the head goes")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--tokens-per-step", type=int, default=2000)
@@ -217,7 +234,11 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     if arguments.step == "questions":
         invented = [q for path in sorted(arguments.work.glob("invented-*.jsonl")) for q in read_questions(path)]
-        write_questions(arguments.work / "questions.jsonl", mix_questions(arguments.data, invented, seed=17))
+        path = arguments.work / "questions.jsonl"
+        if path.exists():
+            logger.info("%d new questions", add_questions(path, invented, arguments.data, seed=17))
+        else:
+            write_questions(path, mix_questions(arguments.data, invented, seed=17))
         return
     if arguments.step == "evaluation":
         answer_benchmarks(arguments.target, arguments.data, arguments.work)
@@ -228,8 +249,18 @@ def main() -> None:
     target = read_llama(arguments.target, torch.bfloat16)
     chat = read_chat_format(arguments.target, target.config.eos_token_ids[0])
     if arguments.step == "invent":
-        questions = invent_questions(target, chat, count=arguments.count, num_slots=64, seed=1000 + arguments.worker)
-        write_questions(arguments.work / f"invented-{arguments.worker}.jsonl", questions)
+        questions = invent_questions(
+            target,
+            chat,
+            count=arguments.count,
+            num_slots=64,
+            seed=1000 * arguments.round + arguments.worker,
+            openings=("",) if arguments.round == 1 else OPENINGS,
+        )
+        name = (
+            f"invented-{arguments.worker}" if arguments.round == 1 else f"invented-{arguments.round}-{arguments.worker}"
+        )
+        write_questions(arguments.work / f"{name}.jsonl", questions)
         return
     plan = CollectionPlan(worker=arguments.worker, num_workers=arguments.num_workers)
     questions = read_questions(arguments.work / "questions.jsonl")

@@ -43,10 +43,24 @@ class CollectionPlan:
     num_workers: int = 1
 
 
-def invent_questions(target: LlamaTarget, chat: ChatFormat, *, count: int, num_slots: int, seed: int) -> list[Question]:
-    """Sample user turns from the target at temperature 1.0 and nucleus 0.95; those that make no sense are left out."""
+def invent_questions(
+    target: LlamaTarget, chat: ChatFormat, *, count: int, num_slots: int, seed: int, openings: Sequence[str] = ("",)
+) -> list[Question]:
+    """Sample user turns from the target at temperature 1.0 and nucleus 0.95; those that make no sense are left out.
+
+    Args:
+        target: The model.
+        chat: Its tokenizer and template.
+        count: Turns to sample.
+        num_slots: Sequences a step.
+        seed: Of the sampling.
+        openings: First words that turns begin with, in turn; see `invitations`.
+
+    Returns:
+        The questions that are long enough and ended.
+    """
     choose = nucleus_chooser(target, temperature=1.0, top_p=0.95, seed=seed)
-    prompts = invitations(chat, count)
+    prompts = invitations(chat, count, openings)
     answers = answer_prompts(target, prompts, choose=choose, num_slots=num_slots, capacity=256)
     questions = (invented_question(answer, chat) for answer in answers)
     return [question for question in questions if question is not None]

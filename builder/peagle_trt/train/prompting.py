@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -131,15 +131,23 @@ def make_prompts(
         )
 
 
-def invitations(chat: ChatFormat, count: int) -> Iterator[Prompt]:
-    """Prompts to which the target's answer is a user's question.
+def invitations(chat: ChatFormat, count: int, openings: Sequence[str] = ("",)) -> Iterator[Prompt]:
+    """Prompts to which the target's answer is a user's question, or the rest of one.
+
+    Args:
+        chat: The target's format.
+        count: Prompts.
+        openings: First words that the target continues, taken in turn; "" leaves all of the question to it.
 
     Source: Magpie (arXiv 2406.08464): an aligned model fed only the opening of a user turn writes an instruction.
     """
-    token_ids = chat.invitation_ids()
+    starts = [chat.invitation_ids() + chat.encode(opening) for opening in openings]
     for place in range(count):
         yield Prompt(
-            identifier=str(place), source="invented", token_ids=token_ids, max_new_tokens=MAX_INVENTED_TOKENS + 1
+            identifier=str(place),
+            source="invented",
+            token_ids=starts[place % len(starts)],
+            max_new_tokens=MAX_INVENTED_TOKENS + 1,
         )
 
 
@@ -148,5 +156,6 @@ def invented_question(answer: Answer, chat: ChatFormat) -> Question | None:
     written = answer.token_ids[len(answer.prompt.token_ids) :]
     if written[-1] != chat.end_of_turn_id or not MIN_INVENTED_TOKENS <= len(written) - 1 <= MAX_INVENTED_TOKENS:
         return None
-    text = chat.tokenizer.decode(written[:-1]).strip()
+    opening = answer.prompt.token_ids[len(chat.invitation_ids()) :]
+    text = chat.tokenizer.decode((*opening, *written[:-1])).strip()
     return Question(source="invented", turns=(text,)) if text.isascii() else None
