@@ -81,12 +81,14 @@ class GroupedAttention:
         one = builder.constant(np.array([1], np.int32))
         self._last_keys = [builder.op("Sub", total, one) for total in self._totals]
 
-    def emit(self, layer: int, packed_T: str) -> str:
+    def emit(self, layer: int, packed_T: str, *, window: int = 0, sinks: str = "") -> str:
         """One layer's attention.
 
         Args:
             layer: Index, names caches and norm weights.
             packed_T: [T, (Hq + 2 Hkv) D], queries, keys and values side by side.
+            window: Tokens a row looks back at, itself included; 0 for all.
+            sinks: [Hq] logits that take part in every softmax and add nothing, or "" for none.
 
         Returns:
             [T, Hq * D].
@@ -97,7 +99,11 @@ class GroupedAttention:
         else:
             parts, widths = self._normed_parts(layer, packed_T), heads.widths
         split = [self._by_group(part, width) for part, width in zip(parts, widths, strict=True)]
-        outputs = [self._attend(layer, group, [part[group] for part in split]) for group in range(self._num_groups)]
+        extra = {} if window == 0 else {"local_window_size": window}
+        outputs = [
+            self._attend(layer, group, [part[group] for part in split], sinks, extra)
+            for group in range(self._num_groups)
+        ]
         return self._joined(outputs, packed_T)
 
     def _by_group(self, rows_T: str, width: int) -> list[str]:
@@ -119,7 +125,7 @@ class GroupedAttention:
         rows = builder.op("Squeeze", builder.op("Concat", *outputs, axis=1), zero)
         return builder.op("Slice", rows, zero, builder.op("Shape", packed_T, end=1), zero)
 
-    def _attend(self, layer: int, group: int, parts: list[str]) -> str:
+    def _attend(self, layer: int, group: int, parts: list[str], sinks: str, extra: dict[str, int]) -> str:
         builder, heads = self._builder, self._heads
         dims = [1, heads.num_key_value, self._capacity, heads.dim]
         key, value = (builder.input(f"{kind}.{layer}.{group}", "FLOAT", dims) for kind in ("key", "value"))
@@ -134,11 +140,13 @@ class GroupedAttention:
             self._totals[group],
             self._cos,
             self._sin,
+            *(("", "", sinks) if sinks else ()),
             outputs=names,
             domain=MICROSOFT,
             num_heads=heads.num_query,
             kv_num_heads=heads.num_key_value,
             do_rotary=1,
+            **extra,
         )
         for name in names[1:]:
             builder.output(name, "FLOAT", dims)

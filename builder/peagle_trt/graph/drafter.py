@@ -44,10 +44,13 @@ def drafter_graph(
         builder, _heads(config), config.rope, num_groups=num_groups, cache_capacity=cache_capacity
     )
     rows, stream = flatten(builder, layer_input, 2 * config.hidden_size), flatten(builder, residual, config.hidden_size)
-    last, stream = decoder_layer(builder, attention, 0, rows, stream, config.rms_norm_eps)
+    last, stream = decoder_layer(
+        builder, attention, 0, rows, stream, config.rms_norm_eps, window=config.attention_window(0)
+    )
     for layer in range(1, config.num_layers):
         rows, stream = add_and_norm(builder, last, stream, f"layers.{layer}.input_norm", config.rms_norm_eps)
-        last, stream = decoder_layer(builder, attention, layer, rows, stream, config.rms_norm_eps)
+        window = config.attention_window(layer)
+        last, stream = decoder_layer(builder, attention, layer, rows, stream, config.rms_norm_eps, window=window)
     normed, _ = add_and_norm(builder, last, stream, "norm", config.rms_norm_eps)
     _sample(builder, config, normed, sample_rows, num_groups)
     return builder.model()

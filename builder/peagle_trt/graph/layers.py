@@ -47,7 +47,14 @@ def swiglu(builder: GraphBuilder, rows: str, prefix: str) -> str:
 
 
 def decoder_layer(
-    builder: GraphBuilder, attention: GroupedAttention, layer: int, attention_input: str, residual: str, epsilon: float
+    builder: GraphBuilder,
+    attention: GroupedAttention,
+    layer: int,
+    attention_input: str,
+    residual: str,
+    epsilon: float,
+    *,
+    window: int = 0,
 ) -> tuple[str, str]:
     """One pre-norm layer.
 
@@ -58,13 +65,16 @@ def decoder_layer(
         attention_input: Normalised rows the projections read; the drafter's layer 0 reads 2H columns.
         residual: Stream the attention's output is added to.
         epsilon: Epsilon of the RMSNorms.
+        window: Tokens a row looks back at, itself included; 0 for all.
 
     Returns:
         The MLP's output and the stream it is to be added to; the next norm adds them.
     """
     prefix = f"layers.{layer}."
     packed = linear(builder, attention_input, f"{prefix}qkv_proj", f"{prefix}qkv_bias")
-    attended = linear(builder, attention.emit(layer, packed), f"{prefix}o_proj", f"{prefix}o_bias")
+    sinks = builder.weight(f"{prefix}sinks") if builder.has_weight(f"{prefix}sinks") else ""
+    mixed = attention.emit(layer, packed, window=window, sinks=sinks)
+    attended = linear(builder, mixed, f"{prefix}o_proj", f"{prefix}o_bias")
     normed, stream = add_and_norm(builder, attended, residual, f"{prefix}post_attention_norm", epsilon)
     return swiglu(builder, normed, prefix), stream
 

@@ -69,9 +69,10 @@ def _layers(
     embedded = builder.op("Gather", builder.weight("embed_tokens"), token_ids, axis=0)
     streams = {0: embedded}
     normed = rms_norm(builder, embedded, "layers.0.input_norm", epsilon)
-    last, stream = decoder_layer(builder, attention, 0, normed, embedded, epsilon)
+    last, stream = decoder_layer(builder, attention, 0, normed, embedded, epsilon, window=config.attention_window(0))
     for layer in range(1, config.num_layers):
         normed, stream = add_and_norm(builder, last, stream, f"layers.{layer}.input_norm", epsilon)
         streams[layer] = stream
-        last, stream = decoder_layer(builder, attention, layer, normed, stream, epsilon)
+        window = config.attention_window(layer)
+        last, stream = decoder_layer(builder, attention, layer, normed, stream, epsilon, window=window)
     return streams, last, stream

@@ -114,6 +114,7 @@ def _read_config(
         norm_before_residual=fields.flag("norm_before_residual"),
         norm_before_fc=eagle.flag("norm_before_fc") or fields.flag("norm_before_fc"),
         has_fc_norm=fields.flag("fc_norm"),
+        attention_windows=(),
         num_depths=fields.optional_integer("num_depths", within=DEPTHS),
         **_read_presence(
             found, dialect, has_attention_bias=fields.flag("attention_bias"), has_mlp_bias=fields.flag("mlp_bias")

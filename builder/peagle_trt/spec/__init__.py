@@ -2,6 +2,7 @@
 
 from peagle_trt.spec.build import BuildSpec
 from peagle_trt.spec.drafter import DrafterConfig
+from peagle_trt.spec.experts import ExpertsConfig
 from peagle_trt.spec.manifest import ARTIFACT_FORMAT, EngineFile, EngineManifest, GraphShapes, TokenizerFiles
 from peagle_trt.spec.rope import RopeConfig
 from peagle_trt.spec.target import TargetConfig
@@ -13,6 +14,7 @@ __all__ = [
     "DrafterConfig",
     "EngineFile",
     "EngineManifest",
+    "ExpertsConfig",
     "GraphShapes",
     "RopeConfig",
     "TargetConfig",

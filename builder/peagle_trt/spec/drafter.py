@@ -33,6 +33,8 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         has_output_bias: The attention's output projection carries a bias.
         has_mlp_bias: gate, up and down projections carry a bias.
         has_qk_norm: Queries and keys are normalised per head before rotation.
+        attention_windows: Tokens that each layer looks back at, the current one included, 0 for all of them; empty when
+            every layer looks at all.
         has_own_embeddings: The checkpoint carries an embedding table; otherwise the target's is used.
         has_own_lm_head: The checkpoint carries an output layer; otherwise rows of the target's are used.
         has_vocabulary_map: The checkpoint carries `d2t`; otherwise draft ids are target ids.
@@ -63,7 +65,12 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    attention_windows: tuple[int, ...] = ()
     has_own_embeddings: bool = False
     has_own_lm_head: bool = False
     has_vocabulary_map: bool = False
     num_depths: int | None = None
+
+    def attention_window(self, layer: int) -> int:
+        """Tokens that a layer looks back at, the current one included; 0 for all."""
+        return self.attention_windows[layer] if self.attention_windows else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peagle_trt.spec.experts import ExpertsConfig
 from peagle_trt.spec.rope import RopeConfig
 
 
@@ -27,6 +28,10 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         has_output_bias: The attention's output projection carries a bias.
         has_mlp_bias: gate, up and down projections carry a bias.
         has_qk_norm: Queries and keys are normalised per head before rotation (Qwen3).
+        attention_windows: Tokens that each layer looks back at, the current one included, 0 for all of them; empty when
+            every layer looks at all.
+        has_sinks: Every query head has a learned logit that takes part in its softmax and adds nothing (gpt-oss).
+        experts: The mixture of experts in place of each SwiGLU, or None; `intermediate_size` is then the expert's.
         bos_token_id: Token that starts a text, or None.
         eos_token_ids: Tokens that end a text.
         aux_layer_ids: Residual streams handed to the drafter; id k is the stream entering layer k
@@ -49,9 +54,16 @@ class TargetConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    attention_windows: tuple[int, ...] = ()
+    has_sinks: bool = False
+    experts: ExpertsConfig | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     aux_layer_ids: tuple[int, ...] = ()
+
+    def attention_window(self, layer: int) -> int:
+        """Tokens that a layer looks back at, the current one included; 0 for all."""
+        return self.attention_windows[layer] if self.attention_windows else 0
 
 
 def default_aux_layer_ids(num_layers: int) -> tuple[int, int, int]:

@@ -49,7 +49,7 @@ def run_target(config: TargetConfig, load: Load, token_ids: NDArray[np.int64]) -
     kept: dict[int, Array] = {}
     for layer in range(config.num_layers):
         kept[layer] = stream_TH
-        stream_TH = _layer(config, load, f"layers.{layer}.", stream_TH, positions_T)
+        stream_TH = _layer(config, load, layer, stream_TH, positions_T)
     kept[config.num_layers] = stream_TH
     normed_TH = rms_norm(stream_TH, _read(load, "norm"), config.rms_norm_eps)
     logits_TV = _logits(load, "embed_tokens" if config.is_tied else "lm_head", normed_TH)
@@ -81,7 +81,7 @@ def run_drafter(
     positions_T = np.arange(len(tokens))
     stream_TH = _fusion_layer(config, load, embedded_TH, hidden_TH, positions_T)
     for layer in range(1, config.num_layers):
-        stream_TH = _layer(config, load, f"layers.{layer}.", stream_TH, positions_T)
+        stream_TH = _layer(config, load, layer, stream_TH, positions_T)
     slots_KH = rms_norm(stream_TH, _read(load, "norm"), config.rms_norm_eps)[len(next_token_ids) - 1 :]
     return _logits(load, "lm_head", slots_KH)
 
@@ -174,15 +174,16 @@ def _fusion_layer(
     embedded = rms_norm(embedded_TH, _read(load, f"{prefix}input_norm"), eps)
     residual_TH = normed_TH if config.norm_before_residual else hidden_TH
     # Layer 0 reads [embedding | hidden], 2H wide; the others read H.
-    attended = _attention(config, load, prefix, np.concatenate([embedded, normed_TH], axis=1), positions_T)
+    attended = _attention(config, load, 0, np.concatenate([embedded, normed_TH], axis=1), positions_T)
     return _feed_forward(config, load, prefix, residual_TH + attended)
 
 
 def _layer(
-    config: TargetConfig | DrafterConfig, load: Load, prefix: str, stream_TH: Array, positions_T: NDArray[np.int64]
+    config: TargetConfig | DrafterConfig, load: Load, layer: int, stream_TH: Array, positions_T: NDArray[np.int64]
 ) -> Array:
+    prefix = f"layers.{layer}."
     normed = rms_norm(stream_TH, _read(load, f"{prefix}input_norm"), config.rms_norm_eps)
-    return _feed_forward(config, load, prefix, stream_TH + _attention(config, load, prefix, normed, positions_T))
+    return _feed_forward(config, load, prefix, stream_TH + _attention(config, load, layer, normed, positions_T))
 
 
 def _feed_forward(config: TargetConfig | DrafterConfig, load: Load, prefix: str, stream_TH: Array) -> Array:
@@ -194,8 +195,9 @@ def _feed_forward(config: TargetConfig | DrafterConfig, load: Load, prefix: str,
 
 
 def _attention(
-    config: TargetConfig | DrafterConfig, load: Load, prefix: str, values: Array, positions_T: NDArray[np.int64]
+    config: TargetConfig | DrafterConfig, load: Load, layer: int, values: Array, positions_T: NDArray[np.int64]
 ) -> Array:
+    prefix = f"layers.{layer}."
     has_bias = config.has_qkv_bias if isinstance(config, TargetConfig) else config.has_attention_bias
     rows, width = len(values), config.head_dim
     queries_TND = _linear(load, prefix, "q", values, has_bias=has_bias).reshape(rows, -1, width)
@@ -208,11 +210,17 @@ def _attention(
     keys_TMD = _rotate(config.rope, keys_TMD, positions_T)
     grouped_TMGD = queries_TND.reshape(rows, config.num_key_value_heads, -1, width)
     scores = np.einsum("tmgd,smd->mgts", grouped_TMGD, keys_TMD) / math.sqrt(width)
-    scores = np.where(np.tril(np.ones((rows, rows), bool)), scores, -np.inf)
+    scores = np.where(_visible(positions_T, config.attention_window(layer)), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed = np.einsum("mgts,smd->tmgd", weights, values_TMD).reshape(rows, -1)
     return _linear(load, prefix, "o", mixed, has_bias=config.has_output_bias)
+
+
+def _visible(positions_T: NDArray[np.int64], window: int) -> NDArray[np.bool_]:
+    """Which row looks at which, [T, T]: itself and those before it, `window` in all unless it is 0."""
+    distance = positions_T[:, None] - positions_T[None, :]
+    return (distance >= 0) & ((distance < window) | (window == 0))
 
 
 def _rotate(rope: RopeConfig, heads: Array, positions_T: NDArray[np.int64]) -> Array:
