@@ -2,7 +2,7 @@
 
 Each step is a subcommand, so that the long ones can be run apart and again:
     invent --worker 0 --num-workers 2      user turns sampled from the target; --round 2, 3, ... for more of them
-    questions                              all question sets, mixed; again after a further round adds the new ones
+    questions                              all question sets, mixed; a later --round draws again and adds what is new
     features --worker 0 --num-workers 2    the target's answers with hidden states
     evaluation                             the target's answers to the benchmarks, in float32
     train --output FOLDER                  the head; exported and evaluated every ten minutes
@@ -79,15 +79,15 @@ def benchmark_questions(data: Path, name: str, count: int) -> list[Question]:
     return [Question(source=name, turns=(text,)) for text in texts[:count]]
 
 
-def add_questions(path: Path, invented: list[Question], data: Path, seed: int) -> int:
-    """Append the invented questions that are new to a file of questions, where the places of the others stay.
+def add_questions(path: Path, drawn: list[Question], data: Path, seed: int) -> int:
+    """Append the questions that are new to a file of questions, where the places of the others stay.
 
     Returns:
         How many were new.
     """
     known = read_questions(path)
     texts = {question.turns for question in known}
-    new = list({question.turns: question for question in invented if question.turns not in texts}.values())
+    new = list({question.turns: question for question in drawn if question.turns not in texts}.values())
     fresh = list(drop_copies(new, benchmark_texts(data)))
     random.Random(seed).shuffle(fresh)
     write_questions(path, [*known, *fresh])
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=1)
     parser.add_argument("--count", type=int, default=1000, help="invented questions a worker")
-    parser.add_argument("--round", type=int, default=1, help="of inventing; from the second on, turns get first words")
+    parser.add_argument("--round", type=int, default=1, help="from the second on, invented turns get first words")
     parser.add_argument("--output", type=Path, help="where the head goes")
     parser.add_argument("--start", type=Path, help="run folder of an earlier head to begin with")
     parser.add_argument("--steps", type=int, default=800)
@@ -239,7 +239,8 @@ def main() -> None:
         invented = [q for path in sorted(arguments.work.glob("invented-*.jsonl")) for q in read_questions(path)]
         path = arguments.work / "questions.jsonl"
         if path.exists():
-            logger.info("%d new questions", add_questions(path, invented, arguments.data, seed=17))
+            drawn = mix_questions(arguments.data, invented, seed=17 * arguments.round)
+            logger.info("%d new questions", add_questions(path, drawn, arguments.data, seed=17))
         else:
             write_questions(path, mix_questions(arguments.data, invented, seed=17))
         return
