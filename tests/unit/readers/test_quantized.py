@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.readers import read_target
+from peagle_trt.readers import checkpoint_files, read_target
 from peagle_trt.readers.float_codes import decode_e2m1, decode_e4m3, decode_e8m0
 from tests.support.checkpoints import copy_folder, edit_config
 from tests.support.models import save_target
@@ -113,6 +113,7 @@ def test_modelopts_own_file_is_enough(originals: dict[str, Path], tmp_path: Path
     own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16}}
     (folder / "hf_quant_config.json").write_text(json.dumps(own))
     require_equal(folder, tmp_path / "plain")
+    assert folder / "hf_quant_config.json" in checkpoint_files(folder)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

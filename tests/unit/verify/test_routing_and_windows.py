@@ -12,7 +12,7 @@ from peagle_trt import __version__
 from peagle_trt.errors import VerificationError
 from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest, TargetConfig, TokenizerFiles
 from peagle_trt.verify import checkpoint_source, compare_engine
-from peagle_trt.verify.comparison import NUM_PROMPT_TOKENS, num_prompt_tokens
+from peagle_trt.verify.decoding import NUM_PROMPT_TOKENS, num_prompt_tokens
 from peagle_trt.verify.reference import run_target
 from tests.support.checkpoints import edit_tensors
 from tests.support.models import BuiltPair, open_pair, save_drafter, save_target
