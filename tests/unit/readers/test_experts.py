@@ -85,6 +85,13 @@ def test_layers_of_gpt_oss_take_turns_where_their_kinds_are_not_said(gpt_oss: Pa
     assert read_target(folder).config.attention_windows == (7, 0)
 
 
+def test_wavelengths_of_gpt_oss_have_a_base_of_their_own(gpt_oss: Path, tmp_path: Path) -> None:
+    folder = copy_folder(gpt_oss, tmp_path / "target")
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "truncate": False}
+    edit_config(folder, rope_parameters=None, rope_scaling=yarn)
+    assert read_target(folder).config.rope.theta == 150000.0
+
+
 GPT_OSS: dict[str, tuple[dict[str, Any], str]] = {
     "too_many_chosen": ({"num_experts_per_tok": 9}, "`num_experts_per_tok` must be a whole number from 1 to 8"),
     "said_twice": ({"experts_per_token": 4}, "`experts_per_token` must be equal to `num_experts_per_tok`, 3"),
