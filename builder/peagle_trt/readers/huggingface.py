@@ -25,9 +25,9 @@ def read_huggingface_target(folder: Path) -> TargetCheckpoint:
     Raises:
         CheckpointError: The model is not supported, damaged or incomplete.
     """
+    config = read_target_config(folder)
     fields = read_object(folder / "config.json")
     _, architecture = find_architecture(fields)
-    config = read_target_config(folder)
     quantization = read_quantization(folder, fields)
     weights = read_weights(folder, read_folder_tensors(folder), config, architecture, quantization)
     return TargetCheckpoint(path=folder, config=config, weights=weights, tokenizer=find_tokenizer(folder))
