@@ -5,6 +5,7 @@ Letters: T rows, R rows of a verify step, K drafted slots.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,15 +13,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.engine.protocol import DraftRows, Engine, TargetOutput, TargetRows
+from peagle_trt.engine.protocol import Engine, TargetOutput, TargetRows
 from peagle_trt.errors import VerificationError
 from peagle_trt.spec import EngineManifest
+from peagle_trt.verify.decoding import Decoded, decode, rows_to_draft
 from peagle_trt.verify.reference import TargetReference, run_drafter, run_target
 from peagle_trt.verify.sources import ReferenceSource
 from peagle_trt.verify.tolerances import TOLERANCES, Tolerance
 
-NUM_PROMPT_TOKENS = 12
+logger = logging.getLogger(__name__)
+
+CLOSEST_ROUTING = 1e-5
+"""Distance between a chosen expert's logit and the next, as a share of the largest, below which float32 may choose the
+other: ten times the error measured on a row of 30 layers."""
 _SEED = 20260201
+_MAX_PROMPTS = 5
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
@@ -85,65 +92,39 @@ def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSo
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
     """
-    tolerance = TOLERANCES[manifest.precision]
-    prompt = np.random.default_rng(_SEED).integers(0, manifest.target.vocab_size, NUM_PROMPT_TOKENS)
-    draft_tokens = manifest.shapes.draft_tokens
-    first = _read_rows(engine, prompt, start=0)
-    bonus = int(first.logits[-1].argmax())
-    drafts = _draft(engine, np.append(prompt[1:], bonus), first.hidden, len(prompt) - 1, 0, draft_tokens)
-    step = np.concatenate([[bonus], drafts[0]])
-    second = _read_rows(engine, step, start=len(prompt))
-    accepted = min(2, draft_tokens)
-    following = np.append(step[1:], second.logits[-1].argmax())
-    again = _draft(engine, following, second.hidden, accepted, len(prompt), draft_tokens)
+    for seed in range(_SEED, _SEED + _MAX_PROMPTS):
+        run = decode(engine, manifest, seed)
+        # The reference and the graph of several sequences follow; none of them needs what is loaded now.
+        engine.close()
+        expected = run_target(manifest.target, source.load_target, run.text)
+        if expected.routing_margin > CLOSEST_ROUTING:
+            return _compare(engine, manifest, source, run, expected)
+        logger.info("seed %d: a router's choice is too close to call, taking another prompt", seed)
+    raise VerificationError(
+        f"the target cannot be verified: in each of {_MAX_PROMPTS} prompts some router's choice is too close to call",
+        hint="a router that tells its experts apart by rounding errors alone is damaged or untrained",
+    )
 
-    # The reference and the graph of several sequences follow; none of them needs what is loaded now.
-    engine.close()
-    text = np.concatenate([prompt, step]).astype(np.int64)
-    expected = run_target(manifest.target, source.load_target, text)
+
+def _compare(
+    engine: Engine, manifest: EngineManifest, source: ReferenceSource, run: Decoded, expected: TargetReference
+) -> Outcome:
+    tolerance, draft_tokens = TOLERANCES[manifest.precision], manifest.shapes.draft_tokens
+    length, text = run.num_prompt_tokens, run.text
     findings = _Findings()
-    _compare_rows(findings, tolerance, "prompt", first, expected, slice(0, len(prompt)))
-    _compare_rows(findings, tolerance, "verify step", second, expected, slice(len(prompt), len(text)))
-    next_ids = np.append(text[1:], following[-1])
-    for name, found, rows in (("draft", drafts, len(prompt)), ("second draft", again, len(prompt) + accepted + 1)):
+    _compare_rows(findings, tolerance, "prompt", run.prompt, expected, slice(0, length))
+    _compare_rows(findings, tolerance, "verify step", run.step, expected, slice(length, len(text)))
+    next_ids = np.append(text[1:], run.bonus)
+    for name, found, rows in (
+        ("draft", run.drafts, length),
+        ("second draft", run.again, length + run.num_accepted + 1),
+    ):
         hidden = expected.hidden[:rows]
         logits = run_drafter(manifest.drafter, source.load_drafter, next_ids[:rows], hidden, draft_tokens)
         _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
     if manifest.shapes.max_batch_size > 1:
         _compare_together(engine, findings, manifest, source, text, expected)
-    return _conclude(findings, tolerance)
-
-
-def _read_rows(engine: Engine, token_ids: NDArray[np.int64], *, start: int) -> TargetOutput:
-    """Run the target over rows of slot 0; its answer is copied, for the engine reuses the memory."""
-    rows = TargetRows(slot=0, token_ids=token_ids.astype(np.int32), start_position=start, num_logit_rows=len(token_ids))
-    (output,) = engine.run_target([rows])
-    return TargetOutput(logits=output.logits.copy(), hidden=output.hidden.copy())
-
-
-def _draft(
-    engine: Engine,
-    next_token_ids: NDArray[np.int64],
-    hidden: NDArray[np.float32],
-    num_accepted: int,
-    start: int,
-    draft_tokens: int,
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Draft for slot 0: tokens [K] and logits [K, Vd]."""
-    output = engine.run_drafter([_draft_rows(0, next_token_ids, hidden, num_accepted, start)], draft_tokens)
-    return output.token_ids[0].copy(), output.logits[0].copy()
-
-
-def _draft_rows(
-    slot: int, next_token_ids: NDArray[np.int64], hidden: NDArray[np.float32], num_accepted: int, start: int
-) -> DraftRows:
-    return DraftRows(
-        slot=slot,
-        next_token_ids=next_token_ids.astype(np.int32),
-        hidden=hidden,
-        num_accepted=num_accepted,
-        start_position=start,
-    )
+    return _conclude(findings, tolerance, run.seed)
 
 
 def _compare_rows(
@@ -206,7 +187,7 @@ def _compare_together(
     ]
     outputs = [TargetOutput(logits=each.logits.copy(), hidden=each.hidden.copy()) for each in engine.run_target(rows)]
     draft_rows = [
-        _draft_rows(slot, text[1 : length + 1], output.hidden, length - 1, 0)
+        rows_to_draft(slot, text[1 : length + 1], output.hidden, length - 1, 0)
         for slot, (length, output) in enumerate(zip(lengths, outputs, strict=True))
     ]
     drafts = engine.run_drafter(draft_rows, draft_tokens)
@@ -220,7 +201,7 @@ def _compare_together(
         _compare_drafts(findings, tolerance, name, drafted[slot], logits, source.draft_to_target)
 
 
-def _conclude(findings: _Findings, tolerance: Tolerance) -> Outcome:
+def _conclude(findings: _Findings, tolerance: Tolerance, seed: int) -> Outcome:
     if findings.faults:
         more = f", and {len(findings.faults) - 1} more" if len(findings.faults) > 1 else ""
         raise VerificationError(
@@ -234,7 +215,7 @@ def _conclude(findings: _Findings, tolerance: Tolerance) -> Outcome:
         num_drafts_compared=findings.num_drafts,
         logit_tolerance=tolerance.logits,
         hidden_tolerance=tolerance.hidden,
-        seed=_SEED,
+        seed=seed,
     )
 
 
