@@ -196,6 +196,8 @@ def train(arguments: argparse.Namespace) -> None:
     )
     if (arguments.output / "run/state.pt").exists():
         trainer.restore()
+    elif arguments.start is not None:
+        trainer.start_from(arguments.start)
 
     def export(current: Trainer) -> dict[str, float]:
         vocabulary = current.tables.draft_to_target_D.numpy()
@@ -218,6 +220,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="invented questions a worker")
     parser.add_argument("--round", type=int, default=1, help="of inventing; from the second on, turns get first words")
     parser.add_argument("--output", type=Path, help="where the head goes")
+    parser.add_argument("--start", type=Path, help="run folder of an earlier head to begin with")
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--tokens-per-step", type=int, default=2000)
     parser.add_argument("--matrix-rate", type=float, default=0.02)

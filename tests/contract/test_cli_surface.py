@@ -32,6 +32,16 @@ SURFACE = {
         "-o",
     },
     "inspect": {"--target", "--tensors", "checkpoint"},
+    "diagnose": {
+        "--draft-tokens",
+        "--max-tokens",
+        "--num-prompts",
+        "--prompts",
+        "--threads",
+        "-k",
+        "drafter",
+        "target",
+    },
     "verify": {"build_path"},
     "generate": {
         "--chat",

@@ -37,6 +37,7 @@ ROOMS = {
     "engine": {"quant"},
     "decode": {"engine", "build_folder"},
     "catalog": set[str](),
+    "diagnose": {"readers", "quant", "graph", "engine", "decode"},
     "verify": {"readers", "quant", "engine", "build_folder"},
 }
 # A torch module is a class of torch's, so its file needs torch; only functions of `train` import these files.

@@ -32,3 +32,13 @@ def find_target(name_or_path: str) -> Path:
     """
     path = Path(name_or_path)
     return path if path.exists() else catalog.target_path(catalog.find_entry(name_or_path))
+
+
+def find_drafter(name_or_path: str) -> Path:
+    """Where a drafter lies; a catalog name means the drafter that ships for it.
+
+    Raises:
+        UsageError: It is neither a path nor a catalog name.
+    """
+    path = Path(name_or_path)
+    return path if path.exists() else catalog.drafter_path(catalog.find_entry(name_or_path))
