@@ -20,6 +20,7 @@ SURFACE = {
         "--drafter",
         "--dry-run",
         "--force",
+        "--mask-token-id",
         "--max-batch-size",
         "--max-sequence-length",
         "--output",
@@ -31,7 +32,7 @@ SURFACE = {
         "-k",
         "-o",
     },
-    "inspect": {"--target", "--tensors", "checkpoint"},
+    "inspect": {"--mask-token-id", "--target", "--tensors", "checkpoint"},
     "verify": {"build_path"},
     "generate": {
         "--chat",
