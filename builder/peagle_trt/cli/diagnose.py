@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from peagle_trt.bench.prompt_sets import read_prompts
-from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH, find_drafter, find_target
+from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH, find_drafter, find_target, mask_token_option
 from peagle_trt.cli.options import threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.decode.text import TextTokenizer
@@ -26,6 +26,7 @@ from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 @click.option("--num-prompts", type=click.IntRange(min=1), default=8, show_default=True, help="From the start.")
 @click.option("--max-tokens", type=click.IntRange(min=8), default=64, show_default=True, help="Longest answer.")
 @click.option("-k", "--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS), default=5, show_default=True, help="K.")
+@mask_token_option
 @threads_option
 @click.pass_obj
 def command(
@@ -37,6 +38,7 @@ def command(
     num_prompts: int,
     max_tokens: int,
     draft_tokens: int,
+    mask_token_id: int | None,
     num_threads: int | None,
 ) -> None:
     """Find out why DRAFTER is accepted as seldom as it is by TARGET.
@@ -47,7 +49,11 @@ def command(
     """
     chosen = read_prompts(prompts, num_prompts)
     target_checkpoint = read_target(find_target(target))
-    head = read_drafter(find_drafter(drafter), num_target_layers=target_checkpoint.config.num_layers)
+    head = read_drafter(
+        find_drafter(drafter),
+        num_target_layers=target_checkpoint.config.num_layers,
+        mask_token_id=mask_token_id,
+    )
     check_pair(target_checkpoint, head)
     source = target_checkpoint.tokenizer or read_tokenizer(target_checkpoint.path)
     request = DiagnosisRequest(
