@@ -33,6 +33,7 @@ SURFACE = {
         "-o",
     },
     "inspect": {"--mask-token-id", "--target", "--tensors", "checkpoint"},
+    "convert": {"--mask-token-id", "--output", "--target", "--to", "-o", "head"},
     "verify": {"build_path"},
     "generate": {
         "--chat",
