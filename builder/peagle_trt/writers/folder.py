@@ -22,9 +22,11 @@ def require_free_name(path: Path) -> Path:
     """The folder a head is to be written to, links followed.
 
     Raises:
-        UsageError: Something is there already.
+        UsageError: Something is there already, or somebody stands in it.
     """
     resolved = path.resolve()
+    if Path.cwd().is_relative_to(resolved):
+        raise UsageError(f"`{path}` is the folder you are in, or one around it", hint="name a folder inside it")
     with naming_os_errors(path):
         if resolved.exists() and (not resolved.is_dir() or any(resolved.iterdir())):
             raise UsageError(f"`{path}` exists and is not an empty folder", hint="choose another folder with -o")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,9 +104,13 @@ def _require(target: TargetCheckpoint | None, tensor: str) -> TargetCheckpoint:
 
 def _stored(spec: TensorSpec, name: str, shape: tuple[int, ...]) -> SpelledTensor:
     def pieces() -> Iterator[NDArray[np.uint8]]:
-        raw = map_bytes(spec)
-        for start in range(0, len(raw), _PIECE_BYTES):
-            yield raw[start : start + _PIECE_BYTES]
+        whole = spec.location
+        assert whole is not None, "a head's tensors lie in its files"
+        # A map of its own for each piece: pages of a whole table that stay mapped would count as memory in use.
+        for start in range(0, whole.length_bytes, _PIECE_BYTES):
+            length = min(_PIECE_BYTES, whole.length_bytes - start)
+            place = replace(whole, offset_bytes=whole.offset_bytes + start, length_bytes=length)
+            yield map_bytes(replace(spec, location=place))
 
     return SpelledTensor(name=name, dtype=spec.dtype, shape=shape, pieces=pieces)
 

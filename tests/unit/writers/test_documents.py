@@ -137,6 +137,14 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
         convert_head(read_head(tmp_path / "ours"), None, "vllm", tmp_path / "theirs")
 
 
+def test_the_folder_one_stands_in_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_drafter(tmp_path / "ours")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UsageError, match="is the folder you are in"):
+        convert_head(read_head(tmp_path / "ours"), None, "vllm", Path())
+
+
 def test_a_write_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     def pieces() -> Iterator[NDArray[np.uint8]]:
         yield np.zeros(4, np.uint8)
