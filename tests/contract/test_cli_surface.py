@@ -44,6 +44,7 @@ SURFACE = {
         "drafter",
         "target",
     },
+    "convert": {"--mask-token-id", "--output", "--target", "--to", "-o", "head"},
     "verify": {"build_path"},
     "generate": {
         "--chat",

@@ -32,6 +32,7 @@ HEAVY = (
 ROOMS = {
     "spec": set[str](),
     "readers": set[str](),
+    "writers": {"readers"},
     "quant": {"readers"},
     "graph": {"quant"},
     "engine": {"quant"},
