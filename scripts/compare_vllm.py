@@ -7,14 +7,16 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from peagle_trt.bench.prompt_sets import read_prompts
 from peagle_trt.catalog import drafter_path, find_entry, has_entry, target_path
 from peagle_trt.cli.main import run
-from peagle_trt.decode.session import LoadedBuild, generate, open_build
+from peagle_trt.decode.loop import DecodeLoop
+from peagle_trt.decode.request import GenerationRequest
+from peagle_trt.decode.session import LoadedBuild, open_build
 from peagle_trt.pipeline import build
 from peagle_trt.spec import BuildSpec
 
@@ -95,15 +97,13 @@ def _compare(
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
     theirs = _ask_vllm(draft_tokens, prompts, target, head, folder / "answers.json", arguments)
-    request = replace(loaded.request("a", max_tokens=arguments.max_tokens), draft_tokens=draft_tokens, end_ids=())
-    answers = [generate(loaded, [replace(request, prompt_ids=tuple(ids))])[0] for ids in prompts]
+    answers = [_answer(loaded, draft_tokens, ids, arguments.max_tokens) for ids in prompts]
+    steps = [accepted for answer in answers for accepted in answer.accepted]
     ours = {
-        "num_drafts": sum(answer.metrics.num_verify_steps for answer in answers),
-        "accepted_by_position": [
-            sum(answer.metrics.accepted_by_position[slot] for answer in answers) for slot in range(draft_tokens)
-        ],
+        "num_drafts": len(steps),
+        "accepted_by_position": [sum(accepted > slot for accepted in steps) for slot in range(draft_tokens)],
     }
-    same_tokens = [list(answer.token_ids) for answer in answers] == theirs["tokens"]
+    same_tokens = [answer.token_ids for answer in answers] == theirs["tokens"]
     counts = {key: theirs[key] for key in ours}
     _say(f"K={draft_tokens}: vLLM {counts}, ours {ours}, tokens {'equal' if same_tokens else 'DIFFER'}")
     return {
@@ -115,6 +115,35 @@ def _compare(
         "ours": ours,
         "equal": same_tokens and counts == ours,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """Tokens of an answer, and drafts accepted in every verify step that it took."""
+
+    token_ids: list[int]
+    accepted: list[int]
+
+
+def _answer(loaded: LoadedBuild, draft_tokens: int, prompt_ids: list[int], max_tokens: int) -> _Answer:
+    """Decode past the limit, for vLLM counts all drafts of the step that reaches it."""
+    loop = DecodeLoop(loaded.engine, None)
+    request = GenerationRequest(
+        request_id="0",
+        prompt_ids=tuple(prompt_ids),
+        max_tokens=max_tokens + draft_tokens + 1,
+        draft_tokens=draft_tokens,
+    )
+    loop.submit(request)
+    token_ids: list[int] = []
+    accepted = []
+    while loop.has_work:
+        for chunk in loop.step():
+            # The first token comes from the prompt's pass, which verifies nothing.
+            if 0 < len(token_ids) < max_tokens:
+                accepted.append(len(chunk.token_ids) - 1)
+            token_ids += chunk.token_ids
+    return _Answer(token_ids=token_ids[:max_tokens], accepted=accepted)
 
 
 def _ask_vllm(
