@@ -100,7 +100,9 @@ def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Che
         CheckpointError: One is damaged or unknown, or they do not fit.
     """
     target = read_target(spec.target_path)
-    drafter = read_drafter(spec.drafter_path, num_target_layers=target.config.num_layers)
+    drafter = read_drafter(
+        spec.drafter_path, num_target_layers=target.config.num_layers, mask_token_id=spec.mask_token_id
+    )
     check_pair(target, drafter)
     is_own = spec.tokenizer_path == spec.target_path and target.tokenizer is not None
     tokenizer = target.tokenizer if is_own else read_tokenizer(spec.tokenizer_path)

@@ -108,7 +108,7 @@ def _settings(spec: BuildSpec) -> dict[str, object]:
     """The part of a spec that each stage depends on, so that a new K costs no new weights."""
     paths = dict.fromkeys((spec.target_path, spec.drafter_path, spec.tokenizer_path))
     return {
-        "read": [_fingerprint(path) for path in paths],
+        "read": [spec.mask_token_id, *(_fingerprint(path) for path in paths)],
         "quantize": spec.precision,
         "graph": [spec.max_batch_size, spec.max_sequence_length, spec.backend],
         "engine": spec.backend,

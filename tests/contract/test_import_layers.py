@@ -32,11 +32,13 @@ HEAVY = (
 ROOMS = {
     "spec": set[str](),
     "readers": set[str](),
+    "writers": {"readers"},
     "quant": {"readers"},
     "graph": {"quant"},
     "engine": {"quant"},
     "decode": {"engine", "build_folder"},
     "catalog": set[str](),
+    "diagnose": {"readers", "quant", "graph", "engine", "decode"},
     "verify": {"readers", "quant", "engine", "build_folder"},
 }
 # A torch module is a class of torch's, so its file needs torch; only functions of `train` import these files.

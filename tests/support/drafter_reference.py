@@ -35,7 +35,7 @@ class DrafterReference:
 
         Args:
             next_token_ids: Token after each row; the last is the bonus.
-            hidden: [n, 3 Ht] auxiliary hidden states of the rows.
+            hidden: [n, A Ht] auxiliary hidden states of the rows.
             draft_tokens: K.
         """
         masks = draft_tokens - 1
@@ -50,7 +50,7 @@ class DrafterReference:
             prefix = f"layers.{layer}"
             if layer > 0:
                 rows = self._norm(stream, f"{prefix}.input_layernorm")
-            stream = stream + self._attention(rows, f"{prefix}.self_attn")
+            stream = stream + self._attention(rows, f"{prefix}.self_attn", self._window(layer))
             stream = stream + self._mlp(self._norm(stream, f"{prefix}.post_attention_layernorm"), f"{prefix}.mlp")
         last = self._norm(stream, "norm")[-draft_tokens:]
         return (last @ self.lm_head.T).numpy()
@@ -59,7 +59,7 @@ class DrafterReference:
         if self.c.get("norm_before_fc"):
             states = self._norm(states, "input_norm")
         if self.c.get("fc_norm"):
-            parts = states.chunk(3, dim=-1)
+            parts = states.split(self.c["target_hidden_size"], dim=-1)
             states = torch.cat([self._norm(part, f"fc_norm.{index}") for index, part in enumerate(parts)], dim=-1)
         return states
 
@@ -74,15 +74,22 @@ class DrafterReference:
         gate, up = (self._project(rows, f"{name}.{part}_proj") for part in ("gate", "up"))
         return self._project(torch.nn.functional.silu(gate) * up, f"{name}.down_proj")
 
-    def _attention(self, rows: torch.Tensor, name: str) -> torch.Tensor:
+    def _window(self, layer: int) -> int:
+        kinds = self.c.get("layer_types")
+        return int(self.c["sliding_window"]) if kinds and kinds[layer] == "sliding_attention" else 0
+
+    def _attention(self, rows: torch.Tensor, name: str, window: int) -> torch.Tensor:
         dim, count = self.c["head_dim"], len(rows)
         query, key, value = (self._project(rows, f"{name}.{part}_proj").view(count, -1, dim) for part in "qkv")
+        if self.c["model_type"] == "qwen3":
+            query, key = self._norm(query, f"{name}.q_norm"), self._norm(key, f"{name}.k_norm")
         query, key = self._rotate(query), self._rotate(key)
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         scores = torch.einsum("qhd,khd->hqk", query, key) / dim**0.5
-        future = torch.ones(count, count, dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        distance = torch.arange(count)[:, None] - torch.arange(count)[None, :]
+        hidden = (distance < 0) | (distance >= window if window else False)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return self._project(torch.einsum("hqk,khd->qhd", weights, value).reshape(count, -1), f"{name}.o_proj")
 
     def _rotate(self, heads: torch.Tensor) -> torch.Tensor:

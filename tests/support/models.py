@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from peagle_trt.quant.store import write_drafter_weights, write_target_weights
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.checkpoint import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
+from tests.support.heads import head_tensors, write_folder
 
 HIDDEN, HEADS, KEY_VALUE_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY = 64, 4, 2, 16, 96, 300
 EXPERTS: dict[str, dict[str, Any]] = {
@@ -87,9 +87,11 @@ def save_target(folder: Path, architecture: str = "LlamaForCausalLM", *, seed: i
 def save_drafter(
     folder: Path, *, seed: int = 1, target_hidden_size: int = HIDDEN, **settings: Any
 ) -> dict[str, np.ndarray]:
-    """A random two-layer head in our dialect, saved; its tensors by name."""
-    from safetensors.numpy import save_file
+    """A random two-layer head in our dialect, saved; its tensors by name.
 
+    `carries` lists what it holds beside the usual: embed_tokens, lm_head, o_bias. A `mask_token_id` of None makes a
+    plain EAGLE-3 head, `model_type="qwen3"` norms of queries and keys.
+    """
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
@@ -110,55 +112,10 @@ def save_drafter(
         "mlp_bias": False,
         "mask_token_id": 299,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5], "use_aux_hidden_state": True},
-        "parallel_drafting": True,
+        "carries": (),
     } | settings
-    tensors = _drafter_tensors(config, np.random.default_rng(seed))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return tensors
-
-
-def _drafter_tensors(config: dict[str, Any], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    hidden, fused = config["hidden_size"], 3 * config["target_hidden_size"]
-    queries = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
-    feed_forward = config["intermediate_size"]
-
-    def matrix(*shape: int) -> np.ndarray:
-        return (rng.standard_normal(shape) * 0.15).astype(np.float32)
-
-    def norm(width: int) -> np.ndarray:
-        return (1.0 + 0.2 * rng.standard_normal(width)).astype(np.float32)
-
-    tensors = {"fc.weight": matrix(hidden, fused), "mask_hidden": matrix(1, 1, fused) * 6, "norm.weight": norm(hidden)}
-    for layer in range(config["num_hidden_layers"]):
-        width = 2 * hidden if layer == 0 else hidden
-        prefix = f"layers.{layer}."
-        shapes = {
-            "self_attn.q_proj": (queries, width),
-            "self_attn.k_proj": (keys, width),
-            "self_attn.v_proj": (keys, width),
-            "self_attn.o_proj": (hidden, queries),
-            "mlp.gate_proj": (feed_forward, hidden),
-            "mlp.up_proj": (feed_forward, hidden),
-            "mlp.down_proj": (hidden, feed_forward),
-        }
-        tensors |= {f"{prefix}{name}.weight": matrix(*shape) for name, shape in shapes.items()}
-        norms = ["input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if layer == 0 else [])]
-        tensors |= {f"{prefix}{name}.weight": norm(hidden) for name in norms}
-        if config["attention_bias"]:
-            tensors |= {
-                f"{prefix}self_attn.{name}_proj.bias": matrix(size)
-                for name, size in (("q", queries), ("k", keys), ("v", keys))
-            }
-    if config.get("norm_before_fc"):
-        tensors["input_norm.weight"] = norm(fused)
-    if config.get("fc_norm"):
-        tensors |= {f"fc_norm.{index}.weight": norm(config["target_hidden_size"]) for index in range(3)}
-    if config["draft_vocab_size"] < config["vocab_size"]:
-        kept = np.sort(rng.choice(config["vocab_size"], config["draft_vocab_size"], replace=False))
-        tensors["d2t"] = (kept - np.arange(config["draft_vocab_size"])).astype(np.int64)
+    tensors = head_tensors(config, seed)
+    write_folder(folder, config | {"parallel_drafting": config["mask_token_id"] is not None}, tensors)
     return tensors
 
 

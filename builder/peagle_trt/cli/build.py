@@ -8,7 +8,7 @@ import click
 
 from peagle_trt import catalog, pipeline
 from peagle_trt.build_folder import resolve_output, staging_path
-from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH
+from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH, mask_token_option
 from peagle_trt.cli.options import FOLDER, config_option
 from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import BACKENDS
@@ -44,6 +44,7 @@ def _default_of(number: int) -> str:
     metavar="NAME|PATH",
     help="A head's folder, or the catalog name whose head to take; the catalog entry's by default.",
 )
+@mask_token_option
 @click.option("--tokenizer", "tokenizer_path", type=FOLDER, help="Where the tokenizer lies; the target's by default.")
 @click.option(
     "-k",
@@ -82,6 +83,7 @@ def command(
     target: str,
     target_path: Path | None,
     drafter: str | None,
+    mask_token_id: int | None,
     tokenizer_path: Path | None,
     draft_tokens: int | None,
     precision: str,
@@ -113,6 +115,7 @@ def command(
         max_sequence_length=max_sequence_length or _default_length(entry, resolved_path),
         target_source=entry.source if entry and target_path is None else "",
         drafter_source=entry.drafter_source if entry and drafter is None else "",
+        mask_token_id=mask_token_id,
     )
     if dry_run:
         plan = pipeline.dry_run(spec, report=output.progress)

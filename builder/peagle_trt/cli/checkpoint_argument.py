@@ -23,6 +23,13 @@ class _NameOrPath(click.ParamType):  # type: ignore[type-arg]  # Generic from cl
 
 NAME_OR_PATH = _NameOrPath()
 
+mask_token_option = click.option(
+    "--mask-token-id",
+    type=click.IntRange(min=0),
+    help="Token of the masked slots, for a head whose config.json does not say; its trainer knows it.",
+)
+"""Adds `--mask-token-id N` to a command that reads a head."""
+
 
 def find_target(name_or_path: str) -> Path:
     """Where a target lies; a catalog's one is fetched.
@@ -32,3 +39,13 @@ def find_target(name_or_path: str) -> Path:
     """
     path = Path(name_or_path)
     return path if path.exists() else catalog.target_path(catalog.find_entry(name_or_path))
+
+
+def find_drafter(name_or_path: str) -> Path:
+    """Where a drafter lies; a catalog name means the drafter that ships for it.
+
+    Raises:
+        UsageError: It is neither a path nor a catalog name.
+    """
+    path = Path(name_or_path)
+    return path if path.exists() else catalog.drafter_path(catalog.find_entry(name_or_path))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peagle_trt.readers.tensors import Weights
-from peagle_trt.spec import DrafterConfig, TargetConfig
+from peagle_trt.spec import DrafterConfig, TargetConfig, TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +47,30 @@ class TargetCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A tensor that a checkpoint carries and nobody reads.
+
+    Attributes:
+        spec: The tensor.
+        reason: Why leaving it out changes nothing.
+    """
+
+    spec: TensorSpec
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterCheckpoint:
-    """A P-EAGLE head that has been checked in full, though not against a target.
+    """A head that has been checked in full, though not against a target.
 
     Attributes:
         path: Folder.
         config: Normalised.
         weights: Every tensor of `spec.names.drafter_shapes`, by our names.
+        left_out: What else the folder holds.
     """
 
     path: Path
     config: DrafterConfig
     weights: Weights
+    left_out: tuple[LeftOut, ...] = ()

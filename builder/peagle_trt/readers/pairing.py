@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.checkpoint import DrafterCheckpoint, TargetCheckpoint
+from peagle_trt.readers.findings import Finding, judged, listed
+from peagle_trt.readers.vocabulary_map import judge_vocabulary_map
 from peagle_trt.spec import DrafterConfig, TargetConfig
+
+_ANOTHER = "the drafter was made for another target"
 
 
 def check_pair(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> None:
@@ -16,78 +16,72 @@ def check_pair(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> None:
     Raises:
         CheckpointError: They disagree; the message says in what.
     """
-    _check_sizes(target.config, drafter.config)
-    _check_aux_layers(target.config, drafter.config)
-    _check_mask_token(target.config, drafter.config)
-    _check_sharing(target.config, drafter.config)
-    _check_vocabulary_map(drafter)
+    for finding in judge_pair(target.config, drafter):
+        if finding.level == "refused":
+            raise finding.error()
 
 
-def draft_to_target_ids(drafter: DrafterCheckpoint) -> NDArray[np.int64]:
-    """Id in the target's vocabulary of every draft id, [Vd] int64.
+def judge_pair(target: TargetConfig, drafter: DrafterCheckpoint) -> list[Finding]:
+    """Whether sizes, layers and tokens of a head are its target's."""
+    config = drafter.config
+    return [
+        judged(
+            config.vocab_size == target.vocab_size,
+            "vocabulary",
+            found=config.vocab_size,
+            expected=f"{target.vocab_size}, the target's",
+            hint=_ANOTHER,
+        ),
+        judged(
+            config.target_hidden_size == target.hidden_size,
+            "width of a target's state",
+            found=config.target_hidden_size,
+            expected=f"{target.hidden_size}, the target's hidden size",
+            hint=_ANOTHER,
+        ),
+        _judge_aux_layers(target, config),
+        *_judge_mask_range(target, config),
+        *_judge_sharing(target, config),
+        *judge_vocabulary_map(drafter),
+    ]
 
-    Source: `d2t` holds offsets: target id = draft id + d2t[draft id] (EAGLE-3's published heads).
-    """
-    draft_ids = np.arange(drafter.config.draft_vocab_size, dtype=np.int64)
-    if not drafter.config.has_vocabulary_map:
-        return draft_ids
-    return draft_ids + drafter.weights.load("d2t").astype(np.int64)
 
-
-def _check_sizes(target: TargetConfig, drafter: DrafterConfig) -> None:
-    if drafter.vocab_size != target.vocab_size:
-        raise _mismatch("vocab_size", drafter.vocab_size, target.vocab_size)
-    if drafter.target_hidden_size != target.hidden_size:
-        raise _mismatch("target_hidden_size", drafter.target_hidden_size, target.hidden_size)
-
-
-def _mismatch(key: str, found: int, expected: int) -> CheckpointError:
-    return CheckpointError(
-        f"the drafter's `{key}` is {found}, the target's is {expected}", hint="the drafter was made for another target"
+def _judge_aux_layers(target: TargetConfig, drafter: DrafterConfig) -> Finding:
+    layers = drafter.aux_layer_ids
+    is_ordered = sorted(set(layers)) == list(layers)
+    is_inside = layers[0] >= 0 and layers[-1] <= target.num_layers
+    return judged(
+        is_ordered and is_inside,
+        "auxiliary layers",
+        found=f"streams entering {listed(layers)}",
+        expected=f"distinct and ascending, from 0 to {target.num_layers}, the target's layers",
+        hint=_ANOTHER if is_ordered else "mend the list; its order is that of the columns of `fc`",
     )
 
 
-def _check_aux_layers(target: TargetConfig, drafter: DrafterConfig) -> None:
-    layers = drafter.aux_layer_ids
-    if sorted(set(layers)) != list(layers):
-        raise CheckpointError(f"the drafter's auxiliary layers {list(layers)} are not distinct and ascending")
-    if layers[0] < 0 or layers[-1] > target.num_layers:
-        raise CheckpointError(
-            f"the drafter reads layers {list(layers)}, but the target has {target.num_layers}",
-            hint="the drafter was made for another target",
+def _judge_mask_range(target: TargetConfig, drafter: DrafterConfig) -> list[Finding]:
+    if not drafter.is_parallel:
+        return []
+    return [
+        judged(
+            0 <= drafter.mask_token_id < target.vocab_size,
+            "mask token",
+            found=drafter.mask_token_id,
+            expected=f"below {target.vocab_size}, the target's vocabulary",
+            hint=_ANOTHER,
         )
+    ]
 
 
-def _check_mask_token(target: TargetConfig, drafter: DrafterConfig) -> None:
-    if drafter.mask_token_id >= target.vocab_size:
-        raise CheckpointError(
-            f"the drafter's mask token {drafter.mask_token_id} is outside the vocabulary of {target.vocab_size}",
-            hint="the drafter was made for another target",
+def _judge_sharing(target: TargetConfig, drafter: DrafterConfig) -> list[Finding]:
+    has_own = {"embed_tokens": drafter.has_own_embeddings, "lm_head": drafter.has_own_lm_head}
+    return [
+        judged(
+            is_own or drafter.hidden_size == target.hidden_size,
+            f"`{tensor}`",
+            found="its own" if is_own else f"none of its own, at a width of {drafter.hidden_size}",
+            expected=f"its own, or the target's width of {target.hidden_size} to share the target's",
+            hint=f"use a head that carries `{tensor}`",
         )
-
-
-def _check_sharing(target: TargetConfig, drafter: DrafterConfig) -> None:
-    if drafter.hidden_size == target.hidden_size:
-        return
-    for is_own, tensor in ((drafter.has_own_embeddings, "embed_tokens"), (drafter.has_own_lm_head, "lm_head")):
-        if not is_own:
-            raise CheckpointError(
-                f"the drafter has no `{tensor}` of its own and cannot share the target's: "
-                f"hidden size {drafter.hidden_size} against {target.hidden_size}",
-                hint=f"use a head that carries `{tensor}`",
-            )
-
-
-def _check_vocabulary_map(drafter: DrafterCheckpoint) -> None:
-    target_ids = draft_to_target_ids(drafter)
-    if target_ids.min() < 0 or target_ids.max() >= drafter.config.vocab_size:
-        raise CheckpointError(
-            f"the drafter's `d2t` leads to token {int(target_ids.max())}, "
-            f"outside the vocabulary of {drafter.config.vocab_size}",
-            hint="`d2t` holds offsets, not ids; the head may have been saved by another tool",
-        )
-    if len(np.unique(target_ids)) != len(target_ids):
-        raise CheckpointError(
-            "the drafter's `d2t` maps two draft ids to one token",
-            hint="`d2t` holds offsets, not ids; the head may have been saved by another tool",
-        )
+        for tensor, is_own in has_own.items()
+    ]

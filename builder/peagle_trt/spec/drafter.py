@@ -1,14 +1,22 @@
-"""The P-EAGLE drafter, with every foreign spelling already translated."""
+"""The drafter, with every foreign spelling already translated."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
 from peagle_trt.spec.rope import RopeConfig
 
+NO_MASK_TOKEN = -1
+"""`mask_token_id` of a head that has no masked slots."""
+
+AuxNumbering = Literal["inputs", "outputs", "not said"]
+"""How a file numbers the target's layers: k is the stream entering layer k, or the one leaving it; or it names none."""
+
 
 class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A P-EAGLE head: EAGLE-3 layers, one learned hidden state and one token for every masked slot.
+    """An EAGLE-3 head; a parallel one (P-EAGLE) has one learned hidden state and one token for every masked slot.
 
     Attributes:
         dialect: Which spelling the checkpoint used, kept for messages only.
@@ -24,11 +32,15 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         rms_norm_eps: Epsilon of every RMSNorm.
         rope: Rotary embedding; may differ from the target's.
         max_positions: Context length the head was made for, in tokens.
-        mask_token_id: Token of every masked slot.
+        mask_token_id: Token of every masked slot; `NO_MASK_TOKEN` for a head that is not parallel.
         aux_layer_ids: Target residual streams that `fc` reads, layer inputs, ascending.
+        aux_numbering: How the checkpoint numbered them, kept for messages only.
+        is_parallel: One pass fills all slots (P-EAGLE); otherwise a pass drafts one token (plain EAGLE-3).
         norm_before_residual: The fusion layer's residual is the normalised hidden state instead of the raw one.
         norm_before_fc: One RMSNorm over the concatenated auxiliary states before `fc`.
         has_fc_norm: One RMSNorm for each auxiliary state before `fc` (EAGLE-3.1).
+        norm_output: The state that a sequential head hands to its next pass is the normalised one (EAGLE-3.1); means
+            nothing to a parallel head, which has one pass.
         has_attention_bias: q, k and v projections carry a bias.
         has_output_bias: The attention's output projection carries a bias.
         has_mlp_bias: gate, up and down projections carry a bias.
@@ -58,9 +70,12 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_positions: int
     mask_token_id: int
     aux_layer_ids: tuple[int, ...]
+    aux_numbering: AuxNumbering = "inputs"
+    is_parallel: bool = True
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     has_fc_norm: bool = False
+    norm_output: bool = False
     has_attention_bias: bool = False
     has_output_bias: bool = False
     has_mlp_bias: bool = False

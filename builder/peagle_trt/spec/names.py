@@ -8,8 +8,8 @@ Target:   embed_tokens [V,H] · norm [H] · lm_head [V,H] (absent when tied) · 
           [E,H]. Rows of gate and up take turns, gate first: gpt-oss stores them so, and its packed bytes need no
           reordering; ONNX Runtime's kernel takes no other order.
 Drafter:  the same per layer, where layer 0's q/k/v read 2H; plus layers.0.hidden_norm [H] · fc [H, A*Ht] ·
-          mask_hidden [A*Ht] · input_norm [A*Ht] (norm_before_fc) · fc_norm.{a} [Ht] · d2t [Vd] int64 offsets ·
-          embed_tokens [V,H] and lm_head [Vd,H] where the head owns them
+          mask_hidden [A*Ht] (parallel heads) · input_norm [A*Ht] (norm_before_fc) · fc_norm.{a} [Ht] ·
+          d2t [Vd] int64 offsets · embed_tokens [V,H] and lm_head [Vd,H] where the head owns them
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ def drafter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     hidden, fused = config.hidden_size, len(config.aux_layer_ids) * config.target_hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "fc": (hidden, fused),
-        "mask_hidden": (fused,),
         "norm": (hidden,),
         "layers.0.hidden_norm": (hidden,),
     }
+    if config.is_parallel:
+        shapes["mask_hidden"] = (fused,)
     if config.norm_before_fc:
         shapes["input_norm"] = (fused,)
     if config.has_fc_norm:

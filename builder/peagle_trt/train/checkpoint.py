@@ -130,6 +130,7 @@ def _refuse_extras(folder: Path, config: DrafterConfig) -> None:
         "norm before fc": config.norm_before_fc or config.has_fc_norm,
         "biases": config.has_attention_bias or config.has_output_bias or config.has_mlp_bias,
         "norms of queries and keys": config.has_qk_norm,
+        "sliding windows": any(config.attention_windows),
         "scaled rotary embedding": config.rope.scaling != "none",
         "own embeddings or lm_head": config.has_own_embeddings or config.has_own_lm_head,
     }

@@ -30,7 +30,7 @@ def drafter_config(
 ) -> DrafterConfig:
     """A head with the target's own widths, so that embeddings and lm_head fit."""
     return DrafterConfig(
-        dialect="peagle-trt",
+        dialect="vllm",
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
         intermediate_size=target.intermediate_size,

@@ -87,7 +87,7 @@ def test_inspect_judges_a_pair(folder: Path, tmp_path: Path, capsys: pytest.Capt
     save_drafter(tmp_path / "other")
     edit_config(tmp_path / "other", mask_token_id=4000)
     document = document_of(capsys, "inspect", tmp_path / "other", "--target", folder / "target")
-    assert "mask token 4000" in document["pairing"]
+    assert "mask token does not fit" in document["pairing"]
 
 
 def test_inspect_prints_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from peagle_trt.cli.main import run
-from tests.support.checkpoints import edit_config
-from tests.support.models import save_drafter, save_target
+from tests.support.checkpoints import edit_config, edit_tensors, save_byte_tokenizer
+from tests.support.models import VOCABULARY, save_drafter, save_target
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,9 @@ def test_a_head_that_does_not_fit_is_shown_and_rejected(folder: Path, capsys: py
     code, document = inspect_json(capsys, folder / "other", "--target", folder / "target")
     assert (code, document["ok"], document["fits"], document["error"]["exit_code"]) == (4, False, False, 4)
     assert document["config"]["mask_token_id"] == 4000
-    assert "mask token 4000" in document["pairing"]
+    assert document["pairing"].endswith("found 4000")
+    refused = [finding for finding in document["findings"] if finding["level"] == "refused"]
+    assert [finding["what"] for finding in refused] == ["mask token"]
     assert document["error"]["message"] == document["pairing"]
 
 
@@ -74,6 +77,53 @@ def test_a_name_that_names_nothing_is_misuse(words: list[str], capsys: pytest.Ca
     assert "it is empty" in (error := capsys.readouterr().err) or "NUL character" in error
 
 
+def test_a_head_alone_is_looked_at_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = inspect_json(capsys, folder / "head")
+    assert (code, "fits" in document) == (0, False)
+    assert document["taken_from_target"] == ["embed_tokens", "lm_head"]
+    assert [finding["what"] for finding in document["findings"]] == [
+        "vocabulary map `d2t`",
+        "numbering of auxiliary layers",
+        "`mask_hidden`",
+    ]
+
+
+def test_every_tensor_is_listed_with_where_it_goes(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_drafter(tmp_path)
+    edit_tensors(tmp_path, t2d=np.ones(VOCABULARY, bool))
+    assert inspect(tmp_path, "--tensors") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(
+        line.split() == ["layers.0.q_proj", "F32", "64", "x", "128", "layers.0.self_attn.q_proj.weight"]
+        for line in lines
+    )
+    assert any(line.endswith("t2d: the inverse of d2t; only training reads it") for line in lines)
+
+
+def test_sizes_are_those_on_disk(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = inspect_json(capsys, folder / "head")
+    # fc, mask_hidden and the two norms outside the layers, in float32.
+    assert document["size_bytes_by_part"]["fusion and norms"] == 4 * (64 * 192 + 192 + 64)
+
+
+def test_a_mask_token_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_drafter(tmp_path)
+    edit_config(tmp_path, mask_token_id=None)
+    assert inspect(tmp_path) == 4
+    assert "--mask-token-id" in capsys.readouterr().err
+    code, document = inspect_json(capsys, tmp_path, "--mask-token-id", 7)
+    assert (code, document["config"]["mask_token_id"]) == (0, 7)
+
+
+def test_a_head_of_another_method_is_no_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_drafter(tmp_path)
+    edit_config(tmp_path, medusa_num_heads=4)
+    assert inspect(tmp_path) == 4
+    assert "is a Medusa head" in capsys.readouterr().err
+
+
 def test_a_length_that_nobody_gave_is_not_blamed(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,3 +138,23 @@ def test_experts_are_shown_in_words(tmp_path: Path, capsys: pytest.CaptureFixtur
     save_target(tmp_path, "Qwen3MoeForCausalLM", num_hidden_layers=1)
     assert inspect(tmp_path) == 0
     assert "  experts                16 of width 32, 4 a token\n" in capsys.readouterr().out
+
+
+def test_a_build_takes_the_mask_token_too(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_target(tmp_path / "target")
+    save_byte_tokenizer(tmp_path / "target")
+    save_drafter(tmp_path / "head")
+    edit_config(tmp_path / "head", mask_token_id=None)
+    words = ["build", "--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "head"), "--dry-run"]
+    assert run(words) == 4
+    assert run([*words, "--mask-token-id", "7", "-o", str(tmp_path / "build")]) == 0
+
+
+def test_a_plain_eagle_3_head_is_shown_but_not_built(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_drafter(tmp_path, mask_token_id=None)
+    assert inspect(tmp_path, "--target", folder / "target") == 0
+    capsys.readouterr()
+    assert run(["build", "--target", str(folder / "target"), "--drafter", str(tmp_path), "--dry-run"]) == 4
+    assert "plain EAGLE-3 head, which drafts one token a pass" in capsys.readouterr().err

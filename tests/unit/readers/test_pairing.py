@@ -19,13 +19,16 @@ def layers(*ids: int) -> dict[str, Any]:
 
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
-    "vocabulary": ({"vocab_size": 301, "draft_vocab_size": 301}, "`vocab_size` is 301, the target's is 300"),
-    "width": ({"target_hidden_size": 32}, "`target_hidden_size` is 32, the target's is 64"),
-    "too_deep": (layers(1, 3, 7), r"reads layers \[1, 3, 7\], but the target has 6"),
-    "unordered": (layers(3, 1, 5), "not distinct and ascending"),
-    "repeated": (layers(1, 1, 5), "not distinct and ascending"),
-    "mask_token": ({"mask_token_id": 300}, "mask token 300 is outside the vocabulary of 300"),
-    "embeddings": ({"hidden_size": 32, "target_hidden_size": 64}, "has no `embed_tokens` of its own"),
+    "vocabulary": ({"vocab_size": 301, "draft_vocab_size": 301}, "expected 300, the target's, found 301"),
+    "width": ({"target_hidden_size": 32}, "expected 64, the target's hidden size, found 32"),
+    "too_deep": (layers(1, 3, 7), "from 0 to 6, the target's layers, found streams entering 1, 3, 7"),
+    "unordered": (layers(3, 1, 5), "distinct and ascending, .*, found streams entering 3, 1, 5"),
+    "repeated": (layers(1, 1, 5), "distinct and ascending, .*, found streams entering 1, 1, 5"),
+    "mask_token": ({"mask_token_id": 300}, "mask token does not fit: expected below 300, .*, found 300"),
+    "embeddings": (
+        {"hidden_size": 32, "target_hidden_size": 64},
+        "`embed_tokens` does not fit: .* width of 64 to share",
+    ),
 }
 
 
@@ -42,9 +45,9 @@ def test_the_output_of_the_last_layer_is_a_stream_too(llama_folder: Path, tmp_pa
 
 
 MAPS = {
-    "absolute_ids": (np.arange(150, 270), "leads to token 388, outside the vocabulary of 300"),
-    "negative": (np.full(120, -1), "outside the vocabulary"),
-    "not_distinct": (np.r_[1, np.zeros(119, int)], "maps two draft ids to one token"),
+    "absolute_ids": (np.arange(150, 270), "below 300, found offsets that lead to token 388"),
+    "negative": (np.full(120, -1), "lead to token -1"),
+    "not_distinct": (np.r_[1, np.zeros(119, int)], "found 120 draft ids for 119 tokens"),
 }
 
 

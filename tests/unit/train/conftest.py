@@ -16,7 +16,7 @@ HIDDEN, VOCABULARY = 32, 96
 @pytest.fixture
 def config() -> DrafterConfig:
     return DrafterConfig(
-        dialect="peagle-trt",
+        dialect="vllm",
         hidden_size=HIDDEN,
         intermediate_size=48,
         num_layers=2,
