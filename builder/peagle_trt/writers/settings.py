@@ -65,6 +65,13 @@ def window_settings(config: DrafterConfig, dialect: str) -> dict[str, object]:
     return {"layer_types": kinds, "sliding_window": widths[0], "use_sliding_window": True}
 
 
+def mixed_window_notes(config: DrafterConfig) -> tuple[str, ...]:
+    """What vLLM 0.32 answers to a head some of whose layers have a window, as measured on its CPU build."""
+    if len(set(config.attention_windows)) < 2:
+        return ()
+    return ("vLLM 0.32 refuses a head with both windowed and full layers: its caches must be of one kind",)
+
+
 def refuse_lone_biases(config: DrafterConfig, dialect: str) -> None:
     """Refuse biases that the one flag of a configuration cannot tell apart.
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.readers.dialects import SPECULATORS
 from peagle_trt.spec import DrafterConfig
-from peagle_trt.writers.settings import layer_settings, newer_rope, refuse_lone_biases, window_settings
+from peagle_trt.writers.settings import (
+    layer_settings,
+    mixed_window_notes,
+    newer_rope,
+    refuse_lone_biases,
+    window_settings,
+)
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor
 from peagle_trt.writers.tensors import inverse_map, output_layer, own_tensors, zero_output_biases
 
@@ -81,5 +87,5 @@ def _notes(config: DrafterConfig) -> tuple[str, ...]:
     if config.num_depths is None:
         notes.append(f"the head does not say its depths; `speculative_tokens` is {_USUAL_DRAFT_TOKENS}")
     if config.is_parallel and config.has_fc_norm:
-        notes.append("vLLM does not read `fc_norm` of a P-EAGLE head in this dialect; for vLLM convert --to vllm")
-    return tuple(notes)
+        notes.append("vLLM 0.32 cannot load `fc_norm` of a P-EAGLE head in this dialect; for vLLM convert --to vllm")
+    return (*notes, *mixed_window_notes(config))

@@ -7,7 +7,14 @@ import json
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.readers.dialects import VLLM
 from peagle_trt.spec import DrafterConfig
-from peagle_trt.writers.settings import layer_settings, older_rope, refuse_lone_biases, text_settings, window_settings
+from peagle_trt.writers.settings import (
+    layer_settings,
+    mixed_window_notes,
+    older_rope,
+    refuse_lone_biases,
+    text_settings,
+    window_settings,
+)
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, cannot_hold
 from peagle_trt.writers.tensors import output_layer, own_tensors, zero_output_biases
 
@@ -85,4 +92,5 @@ def _notes(config: DrafterConfig) -> tuple[str, ...]:
     }
     if config.is_parallel:
         settings["parallel_drafting"] = True
-    return (f"serve it with --speculative-config '{json.dumps(settings)}'; vLLM would guess the method by the path",)
+    serve = f"serve it with --speculative-config '{json.dumps(settings)}'; vLLM would guess the method by the path"
+    return (serve, *mixed_window_notes(config))

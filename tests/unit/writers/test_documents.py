@@ -84,7 +84,7 @@ def test_a_speculators_head_that_vllm_would_misread_is_pointed_out(
 ) -> None:
     save_drafter(tmp_path / "ours", **AUX, fc_norm=True)
     converted = convert_head(read_head(tmp_path / "ours"), deep_target, "speculators", tmp_path / "theirs")
-    assert any("vLLM does not read `fc_norm`" in note for note in converted.notes)
+    assert any("cannot load `fc_norm`" in note for note in converted.notes)
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "speculators", "automodel", "trtllm"])
@@ -98,6 +98,13 @@ def test_a_target_is_asked_for_where_its_tensors_are_needed(tmp_path: Path, dial
 @pytest.mark.parametrize("dialect", ["vllm", "trtllm"])
 def test_no_target_is_asked_for_where_none_is_needed(tmp_path: Path, dialect: str) -> None:
     assert convert(tmp_path, None, dialect)["draft_vocab_size"] == VOCABULARY
+
+
+@pytest.mark.parametrize(("kinds", "is_noted"), [(("sliding", "full"), True), (("sliding", "sliding"), False)])
+def test_windows_that_vllm_will_not_run_are_pointed_out(tmp_path: Path, kinds: tuple[str, ...], is_noted: bool) -> None:
+    save_drafter(tmp_path / "ours", layer_types=[f"{kind}_attention" for kind in kinds], sliding_window=8)
+    converted = convert_head(read_head(tmp_path / "ours"), None, "vllm", tmp_path / "theirs")
+    assert any("both windowed and full layers" in note for note in converted.notes) is is_noted
 
 
 def test_a_head_for_another_target_is_not_converted(tmp_path: Path, deep_target: TargetCheckpoint) -> None:
