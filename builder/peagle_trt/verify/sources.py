@@ -69,7 +69,7 @@ def _load_stored(stored: StoredWeights, name: str, config: TargetConfig | Drafte
     """Read a tensor, cutting it out of a fused one where the build fused it."""
     prefix, _, part = name.rpartition(".")
     stem, _, kind = part.rpartition("_")
-    if not prefix or stem not in _FUSED or kind == "norm":
+    if name in stored or not prefix or stem not in _FUSED or kind == "norm":
         return load_tensor(stored[name])
     fused, index = _FUSED[stem]
     rows = load_tensor(stored[f"{prefix}.{fused}_{kind}"])
