@@ -28,6 +28,33 @@ STORING = {
     "native": (link_target_weights, link_drafter_weights),
 }
 HIDDEN, HEADS, KEY_VALUE_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY = 64, 4, 2, 16, 96, 300
+EXPERTS: dict[str, dict[str, Any]] = {
+    # A window shorter than the prompts, heads wider than the hidden state, a limit that is reached.
+    "GptOssForCausalLM": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": 7,
+        "head_dim": 32,
+        "swiglu_limit": 1.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 5000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+        "tie_word_embeddings": False,
+    },
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+}
+"""Settings of architectures with experts, over those of the dense ones."""
 
 
 def save_target(folder: Path, architecture: str = "LlamaForCausalLM", *, seed: int = 0, **settings: Any) -> Any:
@@ -35,7 +62,6 @@ def save_target(folder: Path, architecture: str = "LlamaForCausalLM", *, seed: i
     import torch
     import transformers
 
-    names = {"LlamaForCausalLM": "Llama", "Qwen2ForCausalLM": "Qwen2", "Qwen3ForCausalLM": "Qwen3"}
     defaults: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
@@ -50,14 +76,18 @@ def save_target(folder: Path, architecture: str = "LlamaForCausalLM", *, seed: i
         "bos_token_id": 1,
         "eos_token_id": 2,
         "attn_implementation": "eager",
-    }
-    config = getattr(transformers, f"{names[architecture]}Config")(**(defaults | settings))
+    } | EXPERTS.get(architecture, {})
+    config_class = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
+    config = config_class(**(defaults | settings))
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(config).eval()
+    if architecture in EXPERTS:
+        # The default, `grouped_mm`, knows no float64.
+        model.set_experts_implementation("eager")
     with torch.no_grad():
         # Fresh biases are 0 and fresh norms 1; either would hide a weight that is never read.
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
     return model

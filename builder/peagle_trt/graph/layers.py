@@ -6,6 +6,8 @@ import numpy as np
 
 from peagle_trt.graph.attention import GroupedAttention
 from peagle_trt.graph.builder import MICROSOFT, GraphBuilder
+from peagle_trt.graph.experts import fused_experts
+from peagle_trt.spec import ExpertsConfig
 
 
 def linear(builder: GraphBuilder, rows: str, weight: str, bias: str = "", *, output: str | None = None) -> str:
@@ -63,6 +65,7 @@ def decoder_layer(
     epsilon: float,
     *,
     window: int = 0,
+    experts: ExpertsConfig | None = None,
 ) -> tuple[str, str]:
     """One pre-norm layer.
 
@@ -74,6 +77,7 @@ def decoder_layer(
         residual: Stream the attention's output is added to.
         epsilon: Epsilon of the RMSNorms.
         window: Tokens a row looks back at, itself included; 0 for all.
+        experts: The experts in place of the SwiGLU, or None.
 
     Returns:
         The MLP's output and the stream it is to be added to; the next norm adds them.
@@ -84,6 +88,8 @@ def decoder_layer(
     mixed = attention.emit(layer, packed, window=window, sinks=sinks)
     attended = linear(builder, mixed, f"{prefix}o_proj", f"{prefix}o_bias")
     normed, stream = add_and_norm(builder, attended, residual, f"{prefix}post_attention_norm", epsilon)
+    if experts is not None:
+        return fused_experts(builder, experts, normed, prefix), stream
     return swiglu(builder, normed, prefix), stream
 
 

@@ -67,12 +67,20 @@ def _layers(
     """The streams entering each layer, by layer; then the last layer's MLP output and stream, still to be added."""
     epsilon = config.rms_norm_eps
     embedded = builder.rows("embed_tokens", token_ids)
-    streams = {0: embedded}
-    normed = rms_norm(builder, embedded, "layers.0.input_norm", epsilon)
-    last, stream = decoder_layer(builder, attention, 0, normed, embedded, epsilon, window=config.attention_window(0))
-    for layer in range(1, config.num_layers):
-        normed, stream = add_and_norm(builder, last, stream, f"layers.{layer}.input_norm", epsilon)
+    streams: dict[int, str] = {}
+    normed, stream, last = rms_norm(builder, embedded, "layers.0.input_norm", epsilon), embedded, ""
+    for layer in range(config.num_layers):
+        if layer > 0:
+            normed, stream = add_and_norm(builder, last, stream, f"layers.{layer}.input_norm", epsilon)
         streams[layer] = stream
-        window = config.attention_window(layer)
-        last, stream = decoder_layer(builder, attention, layer, normed, stream, epsilon, window=window)
+        last, stream = decoder_layer(
+            builder,
+            attention,
+            layer,
+            normed,
+            stream,
+            epsilon,
+            window=config.attention_window(layer),
+            experts=config.experts,
+        )
     return streams, last, stream

@@ -12,6 +12,21 @@ from peagle_trt.spec import TensorSpec
 
 _INTEGER_TENSORS = ("d2t",)
 _INTEGER_TYPES = ("I64", "I32")
+# Types whose tensors hold no numbers by themselves. Everything else is a plain floating type, or one of GGUF's.
+_CODE_TYPES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "U64", "F8_E4M3", "F8_E5M2", "F8_E8M0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedTensor:
+    """What a tensor of a checkpoint must be.
+
+    Attributes:
+        shapes: Shapes it may have, the first one for messages.
+        types: Types it may have, as safetensors spells them; empty for any that holds plain numbers.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +70,37 @@ def account_for(
     Raises:
         CheckpointError: A tensor is missing, misshapen, of the wrong kind of type, or belongs to nothing.
     """
+    expected = {
+        foreign_name(name): ExpectedTensor(shapes=(shape,), types=_INTEGER_TYPES if name in _INTEGER_TENSORS else ())
+        for name, shape in expected_shapes.items()
+    }
+    used = account_for_tensors(source, found, expected, ignorable)
+    return {name: used[foreign_name(name)] for name in expected_shapes}
+
+
+def account_for_tensors(
+    source: Path,
+    found: Mapping[str, TensorSpec],
+    expected: Mapping[str, ExpectedTensor],
+    ignorable: Sequence[Ignorable],
+) -> dict[str, TensorSpec]:
+    """Match a checkpoint's tensors with the ones we need, all by foreign name.
+
+    Returns:
+        The needed tensors.
+
+    Raises:
+        CheckpointError: A tensor is missing, misshapen, of the wrong kind of type, or belongs to nothing.
+    """
     used: dict[str, TensorSpec] = {}
-    for name, shape in expected_shapes.items():
-        spec = found.get(foreign_name(name))
+    for name, wanted in expected.items():
+        spec = found.get(name)
         if spec is None:
-            raise _missing(source, found, expected_shapes, foreign_name)
-        _check_shape(source, spec, shape)
-        _check_type(source, spec, is_integer=name in _INTEGER_TENSORS)
+            raise _missing(source, found, expected)
+        _check_shape(source, spec, wanted)
+        _check_type(source, spec, wanted)
         used[name] = spec
-    leftovers = found.keys() - {spec.name for spec in used.values()}
+    leftovers = found.keys() - used.keys()
     extra = sorted(name for name in leftovers if not any(re.fullmatch(rule.pattern, name) for rule in ignorable))
     if extra:
         raise CheckpointError(
@@ -73,32 +110,31 @@ def account_for(
     return used
 
 
-def _missing(
-    source: Path,
-    found: Mapping[str, TensorSpec],
-    expected_shapes: Mapping[str, tuple[int, ...]],
-    foreign_name: Callable[[str], str],
-) -> CheckpointError:
-    absent = [(foreign_name(name), shape) for name, shape in expected_shapes.items() if foreign_name(name) not in found]
+def _missing(source: Path, found: Mapping[str, TensorSpec], expected: Mapping[str, ExpectedTensor]) -> CheckpointError:
+    absent = [(name, wanted.shapes[0]) for name, wanted in expected.items() if name not in found]
     name, shape = absent[0]
     return CheckpointError(
-        f"`{source}` lacks {len(absent)} of {len(expected_shapes)} tensors, first `{name}` {list(shape)}",
+        f"`{source}` lacks {len(absent)} of {len(expected)} tensors, first `{name}` {list(shape)}",
         hint="the configuration and the weights belong to different models, or a shard is missing",
     )
 
 
-def _check_shape(source: Path, spec: TensorSpec, shape: tuple[int, ...]) -> None:
-    if spec.shape != shape:
+def _check_shape(source: Path, spec: TensorSpec, wanted: ExpectedTensor) -> None:
+    if spec.shape not in wanted.shapes:
+        expected = " or ".join(str(list(shape)) for shape in wanted.shapes)
         raise CheckpointError(
-            f"`{source}`: tensor `{spec.name}` has the wrong shape: expected {list(shape)}, found {list(spec.shape)}",
+            f"`{source}`: tensor `{spec.name}` has the wrong shape: expected {expected}, found {list(spec.shape)}",
             hint="the configuration and the weights belong to different models",
         )
 
 
-def _check_type(source: Path, spec: TensorSpec, *, is_integer: bool) -> None:
-    if (spec.dtype in _INTEGER_TYPES) != is_integer or spec.dtype in ("BOOL", "U8", "I8"):
-        expected = "I64 or I32" if is_integer else "a floating type"
+def _check_type(source: Path, spec: TensorSpec, wanted: ExpectedTensor) -> None:
+    fits = spec.dtype in wanted.types if wanted.types else spec.dtype not in (*_INTEGER_TYPES, *_CODE_TYPES)
+    if not fits:
+        expected = " or ".join(wanted.types) or "a floating type"
         raise CheckpointError(
             f"`{source}`: tensor `{spec.name}` has the wrong type: expected {expected}, found {spec.dtype}",
-            hint="use an unquantized checkpoint",
+            hint="use the checkpoint in F32, F16 or BF16"
+            if spec.dtype in _CODE_TYPES
+            else "the configuration and the weights belong to different models",
         )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.readers.experts import ExpertsKind
 from peagle_trt.readers.json_file import Fields
 from peagle_trt.readers.ranges import HEAD_DIM, SIZE
+from peagle_trt.readers.windows import WindowRule, refuse_windows
 
 # Settings that change the numbers, with the values under which they do not; null and absent never do.
 # Source: vLLM `llama.py`, `llama_eagle3.py` (`logit_scale`); transformers' Granite, Cohere, Gemma, DBRX (the rest).
@@ -34,25 +36,59 @@ class Architecture:
         reads_bias_flags: `attention_bias` and `mlp_bias` of the configuration decide; otherwise there are none.
         always_has_qkv_bias: q, k and v carry a bias, whatever the configuration says.
         has_qk_norm: Queries and keys are normalised per head.
+        has_sinks: Every query head has a sink.
+        window_rule: Which layers a window applies to.
         has_sliding_window_flag: A window only counts while `use_sliding_window` is true; otherwise wherever it is set.
         default_head_dim: Width of a head where the configuration is silent, or None for hidden size over heads.
+        default_attention_bias: `attention_bias` where the configuration is silent.
+        must_have: Keys of which one must be set, for the architecture's own default is not ours.
+        experts: Which experts its layers have, or None for none.
+        router_name: What a layer calls its router, where it has experts.
 
-    Source: transformers 5 `models/{llama,mistral,qwen2,qwen3}/configuration_*.py` and `modeling_*.py`.
+    Source: transformers 5 `models/{llama,mistral,qwen2,qwen3,qwen3_moe,gpt_oss}/configuration_*.py`, `modeling_*.py`.
     """
 
     reads_bias_flags: bool = False
     always_has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    has_sinks: bool = False
+    window_rule: WindowRule = "none"
     has_sliding_window_flag: bool = False
     default_head_dim: int | None = None
+    default_attention_bias: bool = False
+    must_have: tuple[str, ...] = ()
+    experts: ExpertsKind | None = None
+    router_name: str = ""
 
 
 ARCHITECTURES = {
     "LlamaForCausalLM": Architecture(reads_bias_flags=True),
-    "MistralForCausalLM": Architecture(),
-    "Qwen2ForCausalLM": Architecture(always_has_qkv_bias=True, has_sliding_window_flag=True),
+    "MistralForCausalLM": Architecture(window_rule="all"),
+    "Qwen2ForCausalLM": Architecture(always_has_qkv_bias=True, window_rule="upper", has_sliding_window_flag=True),
     "Qwen3ForCausalLM": Architecture(
-        reads_bias_flags=True, has_qk_norm=True, has_sliding_window_flag=True, default_head_dim=128
+        reads_bias_flags=True,
+        has_qk_norm=True,
+        window_rule="upper",
+        has_sliding_window_flag=True,
+        default_head_dim=128,
+    ),
+    "Qwen3MoeForCausalLM": Architecture(
+        reads_bias_flags=True,
+        has_qk_norm=True,
+        window_rule="all",
+        has_sliding_window_flag=True,
+        experts="qwen3_moe",
+        router_name="gate",
+    ),
+    "GptOssForCausalLM": Architecture(
+        reads_bias_flags=True,
+        has_sinks=True,
+        window_rule="by_type",
+        default_head_dim=64,
+        default_attention_bias=True,
+        must_have=("rope_parameters", "rope_scaling"),
+        experts="gpt_oss",
+        router_name="router",
     ),
 }
 
@@ -74,7 +110,7 @@ def find_architecture(config: Fields) -> tuple[str, Architecture]:
 
 
 def refuse_unsupported_parts(config: Fields, *, has_sliding_window_flag: bool) -> None:
-    """Refuse settings of a target or a head that would change the numbers and that no graph of ours expresses.
+    """Refuse settings of a head that would change the numbers and that no graph of ours expresses.
 
     Args:
         config: The configuration.
@@ -83,21 +119,25 @@ def refuse_unsupported_parts(config: Fields, *, has_sliding_window_flag: bool) -
     Raises:
         CheckpointError: Sliding windows, another activation, scaled or capped logits, quantized weights.
     """
-    for key, neutral in _NEUTRAL_VALUES.items():
-        if config.has(key) and config.values[key] not in neutral:
-            raise config.refuse(key, " or ".join(f"`{value}`" for value in neutral) or "null")
-    is_windowed = not has_sliding_window_flag or config.flag("use_sliding_window")
-    if config.has("sliding_window") and is_windowed:
-        raise config.refuse("sliding_window", "null", hint="sliding-window attention is not supported")
-    others = sorted({kind for kind in config.texts("layer_types") if kind != "full_attention"})
-    if others:
-        raise config.refuse("layer_types", "`full_attention` throughout", hint=f"`{others[0]}` is not supported")
+    refuse_other_numbers(config)
+    refuse_windows(config, has_flag=has_sliding_window_flag)
     for key in ("quantization_config", "compression_config"):
         if config.has(key):
             raise CheckpointError(
                 f"`{config.source}`: the weights are already quantized (`{key}`)",
                 hint="use the checkpoint in F32, F16 or BF16",
             )
+
+
+def refuse_other_numbers(config: Fields) -> None:
+    """Refuse settings of a target or a head that scale or cap numbers, or name another activation.
+
+    Raises:
+        CheckpointError: There is one.
+    """
+    for key, neutral in _NEUTRAL_VALUES.items():
+        if config.has(key) and config.values[key] not in neutral:
+            raise config.refuse(key, " or ".join(f"`{value}`" for value in neutral) or "null")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

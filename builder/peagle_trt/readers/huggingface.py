@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from peagle_trt.errors import CheckpointError
-from peagle_trt.readers.accounting import INVERSE_FREQUENCIES, Ignorable, account_for
-from peagle_trt.readers.architectures import find_architecture, read_heads, refuse_unsupported_parts
+from peagle_trt.readers.architectures import find_architecture, read_heads, refuse_other_numbers
 from peagle_trt.readers.checkpoint import TargetCheckpoint, TokenizerSource
+from peagle_trt.readers.experts import read_experts
 from peagle_trt.readers.foreign_file import read_foreign_text
 from peagle_trt.readers.json_file import Fields, read_object
-from peagle_trt.readers.llama_names import llama_name
+from peagle_trt.readers.quantized import read_quantization
 from peagle_trt.readers.ranges import EPSILON, LAYERS, POSITIONS, SIZE, Range, token_ids
 from peagle_trt.readers.rope import read_rope
-from peagle_trt.readers.safetensors_file import lazy_tensor, map_bytes
 from peagle_trt.readers.shards import read_folder_tensors
-from peagle_trt.readers.tensors import Weights
-from peagle_trt.spec import TargetConfig, TensorSpec
-from peagle_trt.spec.names import target_shapes
-
-_TIED_HEAD = Ignorable(
-    pattern=r"lm_head\.weight", reason="a copy of the embedding table, which the output layer is tied to"
-)
+from peagle_trt.readers.target_weights import read_weights
+from peagle_trt.readers.windows import read_windows
+from peagle_trt.spec import TargetConfig
 
 
 def read_huggingface_target(folder: Path) -> TargetCheckpoint:
@@ -33,16 +25,11 @@ def read_huggingface_target(folder: Path) -> TargetCheckpoint:
     Raises:
         CheckpointError: The model is not supported, damaged or incomplete.
     """
+    fields = read_object(folder / "config.json")
+    _, architecture = find_architecture(fields)
     config = read_target_config(folder)
-    found = read_folder_tensors(folder)
-    ignorable: tuple[Ignorable, ...] = (INVERSE_FREQUENCIES,)
-    if config.is_tied:
-        ignorable += (_TIED_HEAD,)
-        _refuse_untied_copy(folder, found)
-    used = account_for(
-        folder, found, expected_shapes=target_shapes(config), foreign_name=_foreign_name, ignorable=ignorable
-    )
-    weights = Weights({name: lazy_tensor(spec) for name, spec in used.items()})
+    quantization = read_quantization(folder, fields)
+    weights = read_weights(folder, read_folder_tensors(folder), config, architecture, quantization)
     return TargetCheckpoint(path=folder, config=config, weights=weights, tokenizer=find_tokenizer(folder))
 
 
@@ -54,16 +41,21 @@ def read_target_config(folder: Path) -> TargetConfig:
     """
     config = read_object(folder / "config.json")
     name, architecture = find_architecture(config)
-    refuse_unsupported_parts(config, has_sliding_window_flag=architecture.has_sliding_window_flag)
-    has_attention_bias = architecture.reads_bias_flags and config.flag("attention_bias")
+    refuse_other_numbers(config)
+    _require_one_of(config, architecture.must_have)
+    has_attention_bias = architecture.reads_bias_flags and config.flag(
+        "attention_bias", default=architecture.default_attention_bias
+    )
     hidden = config.integer("hidden_size", within=SIZE)
     heads = read_heads(config, hidden, architecture.default_head_dim)
     vocab_size = config.integer("vocab_size", within=SIZE)
+    num_layers = config.integer("num_hidden_layers", within=LAYERS)
+    experts = None if architecture.experts is None else read_experts(config, architecture.experts)
     return TargetConfig(
         architecture=name,
         hidden_size=hidden,
-        intermediate_size=config.integer("intermediate_size", within=SIZE),
-        num_layers=config.integer("num_hidden_layers", within=LAYERS),
+        intermediate_size=experts.intermediate_size if experts else config.integer("intermediate_size", within=SIZE),
+        num_layers=num_layers,
         num_attention_heads=heads.num_query,
         num_key_value_heads=heads.num_key_value,
         head_dim=heads.width,
@@ -74,11 +66,22 @@ def read_target_config(folder: Path) -> TargetConfig:
         is_tied=config.flag("tie_word_embeddings"),
         has_qkv_bias=has_attention_bias or architecture.always_has_qkv_bias,
         has_output_bias=has_attention_bias,
-        has_mlp_bias=architecture.reads_bias_flags and config.flag("mlp_bias"),
+        has_mlp_bias=experts is None and architecture.reads_bias_flags and config.flag("mlp_bias"),
         has_qk_norm=architecture.has_qk_norm,
+        attention_windows=read_windows(
+            config, architecture.window_rule, num_layers, has_flag=architecture.has_sliding_window_flag
+        ),
+        has_sinks=architecture.has_sinks,
+        experts=experts,
         bos_token_id=config.optional_integer("bos_token_id", within=token_ids(vocab_size)),
         eos_token_ids=_read_end_tokens(folder, config, token_ids(vocab_size)),
     )
+
+
+def _require_one_of(config: Fields, keys: tuple[str, ...]) -> None:
+    if keys and not any(config.has(key) for key in keys):
+        names = " or ".join(f"`{key}`" for key in keys)
+        raise CheckpointError(f"`{config.source}`: {names} is missing", hint="add the key, or fetch the file again")
 
 
 def find_tokenizer(folder: Path) -> TokenizerSource | None:
@@ -101,26 +104,11 @@ def find_tokenizer(folder: Path) -> TokenizerSource | None:
     )
 
 
-def _foreign_name(name: str) -> str:
-    return llama_name(name) if name == "lm_head" else f"model.{llama_name(name)}"
-
-
 def _read_end_tokens(folder: Path, config: Fields, within: Range) -> tuple[int, ...]:
     # A chat model ends its turn with tokens that only generation_config.json names.
     path = folder / "generation_config.json"
     extra = read_object(path).integers("eos_token_id", within=within) if path.exists() else ()
     return tuple(dict.fromkeys(config.integers("eos_token_id", within=within) + extra))
-
-
-def _refuse_untied_copy(folder: Path, found: Mapping[str, TensorSpec]) -> None:
-    head, table = found.get("lm_head.weight"), found.get("model.embed_tokens.weight")
-    if head is None or table is None:
-        return
-    if head.dtype != table.dtype or head.shape != table.shape or not np.array_equal(map_bytes(head), map_bytes(table)):
-        raise CheckpointError(
-            f"`{folder}`: `tie_word_embeddings` is true, but `lm_head.weight` differs from `model.embed_tokens.weight`",
-            hint="set `tie_word_embeddings` to false in config.json if the output layer is a layer of its own",
-        )
 
 
 def _read_chat_template(folder: Path, settings: Fields) -> str | None:

@@ -9,6 +9,7 @@ _IN_LAYER = {
     "hidden_norm": "hidden_norm.weight",
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
+    "sinks": "self_attn.sinks",
     **{f"{part}_proj": f"self_attn.{part}_proj.weight" for part in "qkvo"},
     **{f"{part}_bias": f"self_attn.{part}_proj.bias" for part in "qkvo"},
     **{f"{part}_proj": f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},

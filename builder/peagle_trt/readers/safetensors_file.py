@@ -7,6 +7,7 @@ of name -> {dtype, shape, data_offsets}, then one buffer without holes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,20 @@ def load_tensor(spec: TensorSpec) -> NDArray[np.generic]:
     if spec.dtype in ("F16", "F32", "F64"):
         return raw.astype(np.float32)
     return np.array(raw)
+
+
+def entry_of(spec: TensorSpec, index: int) -> TensorSpec:
+    """One entry along the first axis of a tensor, as a tensor of its own."""
+    location = spec.location
+    assert location is not None, "only a computed tensor lies nowhere"
+    length_bytes = location.length_bytes // spec.shape[0]
+    place = replace(location, offset_bytes=location.offset_bytes + index * length_bytes, length_bytes=length_bytes)
+    return replace(spec, shape=spec.shape[1:], location=place)
+
+
+def map_codes(spec: TensorSpec) -> NDArray[np.uint8]:
+    """The stored bytes of a tensor of one-byte codes, in its shape."""
+    return map_bytes(spec).reshape(spec.shape)
 
 
 def map_bytes(spec: TensorSpec) -> NDArray[np.uint8]:

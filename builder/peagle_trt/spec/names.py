@@ -3,6 +3,10 @@
 Target:   embed_tokens [V,H] · norm [H] · lm_head [V,H] (absent when tied) · per layer `layers.{i}.`:
           input_norm [H] · post_attention_norm [H] · q_proj [Hq*D,H] · k_proj, v_proj [Hkv*D,H] · o_proj [H,Hq*D]
           gate_proj, up_proj [I,H] · down_proj [H,I] · q_norm, k_norm [D] · {q,k,v,o,gate,up,down}_bias
+          sinks [Hq] (has_sinks); with experts, in place of gate, up and down: router [E,H] · router_bias [E] ·
+          experts_gate_up_proj [E,2I,H] · experts_gate_up_bias [E,2I] · experts_down_proj [E,H,I] · experts_down_bias
+          [E,H]. Rows of gate and up take turns, gate first: gpt-oss stores them so, and its packed bytes need no
+          reordering; ONNX Runtime's kernel takes no other order.
 Drafter:  the same per layer, where layer 0's q/k/v read 2H; plus layers.0.hidden_norm [H] · fc [H, A*Ht] ·
           mask_hidden [A*Ht] · input_norm [A*Ht] (norm_before_fc) · fc_norm.{a} [Ht] · d2t [Vd] int64 offsets ·
           embed_tokens [V,H] and lm_head [Vd,H] where the head owns them
@@ -11,6 +15,7 @@ Drafter:  the same per layer, where layer 0's q/k/v read 2H; plus layers.0.hidde
 from __future__ import annotations
 
 from peagle_trt.spec.drafter import DrafterConfig
+from peagle_trt.spec.experts import ExpertsConfig
 from peagle_trt.spec.target import TargetConfig
 
 
@@ -21,7 +26,27 @@ def target_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     if not config.is_tied:
         shapes["lm_head"] = (config.vocab_size, hidden)
     for layer in range(config.num_layers):
-        shapes |= _layer_shapes(f"layers.{layer}.", config, hidden, config.has_qkv_bias)
+        prefix = f"layers.{layer}."
+        shapes |= _layer_shapes(prefix, config, hidden, config.has_qkv_bias)
+        if config.has_sinks:
+            shapes[f"{prefix}sinks"] = (config.num_attention_heads,)
+        if config.experts is not None:
+            shapes |= {prefix + name: shape for name, shape in expert_shapes(config.experts, hidden).items()}
+    return shapes
+
+
+def expert_shapes(experts: ExpertsConfig, hidden_size: int) -> dict[str, tuple[int, ...]]:
+    """Tensors of one layer's experts and their router, by name within the layer."""
+    count, width = experts.num_experts, experts.intermediate_size
+    shapes: dict[str, tuple[int, ...]] = {
+        "router": (count, hidden_size),
+        "experts_gate_up_proj": (count, 2 * width, hidden_size),
+        "experts_down_proj": (count, hidden_size, width),
+    }
+    if experts.has_router_bias:
+        shapes["router_bias"] = (count,)
+    if experts.has_expert_bias:
+        shapes |= {"experts_gate_up_bias": (count, 2 * width), "experts_down_bias": (count, hidden_size)}
     return shapes
 
 
@@ -64,10 +89,13 @@ def _layer_shapes(
         "k_proj": (keys, attention_width),
         "v_proj": (keys, attention_width),
         "o_proj": (hidden, queries),
-        "gate_proj": (intermediate, hidden),
-        "up_proj": (intermediate, hidden),
-        "down_proj": (hidden, intermediate),
     }
+    if isinstance(config, DrafterConfig) or config.experts is None:
+        shapes |= {
+            "gate_proj": (intermediate, hidden),
+            "up_proj": (intermediate, hidden),
+            "down_proj": (hidden, intermediate),
+        }
     if has_bias:
         shapes |= {"q_bias": (queries,), "k_bias": (keys,), "v_bias": (keys,)}
     if config.has_output_bias:

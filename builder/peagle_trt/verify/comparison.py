@@ -5,6 +5,7 @@ Letters: T rows, R rows of a verify step, K drafted slots.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +20,14 @@ from peagle_trt.verify.reference import TargetReference, run_drafter, run_target
 from peagle_trt.verify.sources import ReferenceSource
 from peagle_trt.verify.tolerances import TOLERANCES, Tolerance
 
+logger = logging.getLogger(__name__)
+
 NUM_PROMPT_TOKENS = 12
+CLOSEST_ROUTING = 1e-5
+"""Distance between a chosen expert's logit and the next, as a share of the largest, below which float32 may choose the
+other: ten times the error measured on a row of 30 layers."""
 _SEED = 20260201
+_MAX_PROMPTS = 5
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
@@ -85,33 +92,97 @@ def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSo
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
     """
-    tolerance = TOLERANCES[manifest.precision]
-    prompt = np.random.default_rng(_SEED).integers(0, manifest.target.vocab_size, NUM_PROMPT_TOKENS)
+    for seed in range(_SEED, _SEED + _MAX_PROMPTS):
+        run = _decode(engine, manifest, seed)
+        # The reference and the graph of several sequences follow; none of them needs what is loaded now.
+        engine.close()
+        expected = run_target(manifest.target, source.load_target, run.text)
+        if expected.routing_margin > CLOSEST_ROUTING:
+            return _compare(engine, manifest, source, run, expected)
+        logger.info("seed %d: a router's choice is too close to call, taking another prompt", seed)
+    raise VerificationError(
+        f"the target cannot be verified: in each of {_MAX_PROMPTS} prompts some router's choice is too close to call",
+        hint="a router that tells its experts apart by rounding errors alone is damaged or untrained",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoded:
+    """What an engine said in a short speculative decode, and what it was asked.
+
+    Attributes:
+        seed: Seed of the prompt.
+        text: Prompt, bonus token and drafts.
+        num_prompt_tokens: Length of the prompt.
+        prompt: Answer to the prompt.
+        step: Answer to the verify step.
+        drafts: Tokens and logits drafted after the prompt.
+        num_accepted: Drafts that count as accepted.
+        bonus: Token after the verify step's last row.
+        again: Tokens and logits drafted after the verify step.
+    """
+
+    seed: int
+    text: NDArray[np.int64]
+    num_prompt_tokens: int
+    prompt: TargetOutput
+    step: TargetOutput
+    drafts: tuple[NDArray[np.int32], NDArray[np.float32]]
+    num_accepted: int
+    bonus: int
+    again: tuple[NDArray[np.int32], NDArray[np.float32]]
+
+
+def _decode(engine: Engine, manifest: EngineManifest, seed: int) -> _Decoded:
     draft_tokens = manifest.shapes.draft_tokens
+    length = num_prompt_tokens(manifest)
+    prompt = np.random.default_rng(seed).integers(0, manifest.target.vocab_size, length)
     first = _read_rows(engine, prompt, start=0)
     bonus = int(first.logits[-1].argmax())
-    drafts = _draft(engine, np.append(prompt[1:], bonus), first.hidden, len(prompt) - 1, 0, draft_tokens)
+    drafts = _draft(engine, np.append(prompt[1:], bonus), first.hidden, length - 1, 0, draft_tokens)
     step = np.concatenate([[bonus], drafts[0]])
-    second = _read_rows(engine, step, start=len(prompt))
+    second = _read_rows(engine, step, start=length)
     accepted = min(2, draft_tokens)
     following = np.append(step[1:], second.logits[-1].argmax())
-    again = _draft(engine, following, second.hidden, accepted, len(prompt), draft_tokens)
+    again = _draft(engine, following, second.hidden, accepted, length, draft_tokens)
+    return _Decoded(
+        seed=seed,
+        text=np.concatenate([prompt, step]).astype(np.int64),
+        num_prompt_tokens=length,
+        prompt=first,
+        step=second,
+        drafts=drafts,
+        num_accepted=accepted,
+        bonus=int(following[-1]),
+        again=again,
+    )
 
-    # The reference and the graph of several sequences follow; none of them needs what is loaded now.
-    engine.close()
-    text = np.concatenate([prompt, step]).astype(np.int64)
-    expected = run_target(manifest.target, source.load_target, text)
+
+def num_prompt_tokens(manifest: EngineManifest) -> int:
+    """Length of the prompt: past the longest window, so that it is seen to end, as far as the cache allows."""
+    past_window = max(manifest.target.attention_windows, default=0) + NUM_PROMPT_TOKENS
+    return min(past_window, max(NUM_PROMPT_TOKENS, manifest.shapes.max_sequence_length - manifest.shapes.draft_tokens))
+
+
+def _compare(
+    engine: Engine, manifest: EngineManifest, source: ReferenceSource, run: _Decoded, expected: TargetReference
+) -> Outcome:
+    tolerance, draft_tokens = TOLERANCES[manifest.precision], manifest.shapes.draft_tokens
+    length, text = run.num_prompt_tokens, run.text
     findings = _Findings()
-    _compare_rows(findings, tolerance, "prompt", first, expected, slice(0, len(prompt)))
-    _compare_rows(findings, tolerance, "verify step", second, expected, slice(len(prompt), len(text)))
-    next_ids = np.append(text[1:], following[-1])
-    for name, found, rows in (("draft", drafts, len(prompt)), ("second draft", again, len(prompt) + accepted + 1)):
+    _compare_rows(findings, tolerance, "prompt", run.prompt, expected, slice(0, length))
+    _compare_rows(findings, tolerance, "verify step", run.step, expected, slice(length, len(text)))
+    next_ids = np.append(text[1:], run.bonus)
+    for name, found, rows in (
+        ("draft", run.drafts, length),
+        ("second draft", run.again, length + run.num_accepted + 1),
+    ):
         hidden = expected.hidden[:rows]
         logits = run_drafter(manifest.drafter, source.load_drafter, next_ids[:rows], hidden, draft_tokens)
         _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
     if manifest.shapes.max_batch_size > 1:
         _compare_together(engine, findings, manifest, source, text, expected)
-    return _conclude(findings, tolerance)
+    return _conclude(findings, tolerance, run.seed)
 
 
 def _read_rows(engine: Engine, token_ids: NDArray[np.int64], *, start: int) -> TargetOutput:
@@ -220,7 +291,7 @@ def _compare_together(
         _compare_drafts(findings, tolerance, name, drafted[slot], logits, source.draft_to_target)
 
 
-def _conclude(findings: _Findings, tolerance: Tolerance) -> Outcome:
+def _conclude(findings: _Findings, tolerance: Tolerance, seed: int) -> Outcome:
     if findings.faults:
         more = f", and {len(findings.faults) - 1} more" if len(findings.faults) > 1 else ""
         raise VerificationError(
@@ -234,7 +305,7 @@ def _conclude(findings: _Findings, tolerance: Tolerance) -> Outcome:
         num_drafts_compared=findings.num_drafts,
         logit_tolerance=tolerance.logits,
         hidden_tolerance=tolerance.hidden,
-        seed=_SEED,
+        seed=seed,
     )
 
 

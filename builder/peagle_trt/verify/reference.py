@@ -7,20 +7,18 @@ V vocabulary, A auxiliary states, K drafted slots.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.spec import DrafterConfig, RopeConfig, TargetConfig
-
-Array = NDArray[np.float64]
+from peagle_trt.spec import DrafterConfig, TargetConfig
+from peagle_trt.verify.feed_forward import feed_forward
+from peagle_trt.verify.rotary import rotate
+from peagle_trt.verify.weights import Array, Load, linear, read, rms_norm
 
 VOCABULARY_BLOCK = 4096
 """Rows of an output layer that are widened to float64 at a time."""
-Load = Callable[[str], NDArray[np.generic]]
-"""Reads a tensor by its name in `spec.names`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +28,12 @@ class TargetReference:
     Attributes:
         logits: [T, V].
         hidden: [T, A*H], the streams entering the auxiliary layers, ascending.
+        routing_margin: How clear the closest choice of any router was (see `feed_forward.mix_experts`).
     """
 
     logits: Array
     hidden: Array
+    routing_margin: float
 
 
 def run_target(config: TargetConfig, load: Load, token_ids: NDArray[np.int64]) -> TargetReference:
@@ -47,13 +47,16 @@ def run_target(config: TargetConfig, load: Load, token_ids: NDArray[np.int64]) -
     stream_TH = _embed(load, token_ids)
     positions_T = np.arange(len(token_ids))
     kept: dict[int, Array] = {}
+    margin = math.inf
     for layer in range(config.num_layers):
         kept[layer] = stream_TH
-        stream_TH = _layer(config, load, layer, stream_TH, positions_T)
+        stream_TH, layer_margin = _layer(config, load, layer, stream_TH, positions_T)
+        margin = min(margin, layer_margin)
     kept[config.num_layers] = stream_TH
-    normed_TH = rms_norm(stream_TH, _read(load, "norm"), config.rms_norm_eps)
+    normed_TH = rms_norm(stream_TH, read(load, "norm"), config.rms_norm_eps)
     logits_TV = _logits(load, "embed_tokens" if config.is_tied else "lm_head", normed_TH)
-    return TargetReference(logits=logits_TV, hidden=np.concatenate([kept[i] for i in config.aux_layer_ids], axis=1))
+    hidden_TA = np.concatenate([kept[i] for i in config.aux_layer_ids], axis=1)
+    return TargetReference(logits=logits_TV, hidden=hidden_TA, routing_margin=margin)
 
 
 def run_drafter(
@@ -81,29 +84,29 @@ def run_drafter(
     positions_T = np.arange(len(tokens))
     stream_TH = _fusion_layer(config, load, embedded_TH, hidden_TH, positions_T)
     for layer in range(1, config.num_layers):
-        stream_TH = _layer(config, load, layer, stream_TH, positions_T)
-    slots_KH = rms_norm(stream_TH, _read(load, "norm"), config.rms_norm_eps)[len(next_token_ids) - 1 :]
+        stream_TH, _ = _layer(config, load, layer, stream_TH, positions_T)
+    slots_KH = rms_norm(stream_TH, read(load, "norm"), config.rms_norm_eps)[len(next_token_ids) - 1 :]
     return _logits(load, "lm_head", slots_KH)
 
 
 def fuse(config: DrafterConfig, load: Load, hidden_TA: Array) -> Array:
     """Auxiliary states to the drafter's width: optional norms, then `fc`; [T, A*Ht] to [T, H]."""
     if config.norm_before_fc:
-        hidden_TA = rms_norm(hidden_TA, _read(load, "input_norm"), config.rms_norm_eps)
+        hidden_TA = rms_norm(hidden_TA, read(load, "input_norm"), config.rms_norm_eps)
     if config.has_fc_norm:
         parts = np.split(hidden_TA, len(config.aux_layer_ids), axis=-1)
-        normed = [rms_norm(p, _read(load, f"fc_norm.{i}"), config.rms_norm_eps) for i, p in enumerate(parts)]
+        normed = [rms_norm(p, read(load, f"fc_norm.{i}"), config.rms_norm_eps) for i, p in enumerate(parts)]
         hidden_TA = np.concatenate(normed, axis=-1)
-    fused: Array = hidden_TA @ _read(load, "fc").T
+    fused: Array = hidden_TA @ read(load, "fc").T
     return fused
 
 
 def load_fused_mask(config: DrafterConfig, load: Load) -> Array:
     """Hidden state of a masked slot, [H]: as a build stores it, or from `mask_hidden` itself."""
     try:
-        return _read(load, "fused_mask_hidden")
+        return read(load, "fused_mask_hidden")
     except KeyError:
-        fused: Array = fuse(config, load, _read(load, "mask_hidden").reshape(1, -1))[0]
+        fused: Array = fuse(config, load, read(load, "mask_hidden").reshape(1, -1))[0]
         return fused
 
 
@@ -121,77 +124,34 @@ def _logits(load: Load, table: str, rows_TH: Array) -> Array:
     )
 
 
-def rms_norm(values: Array, weight: Array, eps: float) -> Array:
-    """Root-mean-square norm over the last axis."""
-    normed: Array = values / np.sqrt(np.mean(values * values, axis=-1, keepdims=True) + eps) * weight
-    return normed
-
-
-def rotary_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Array, float]:
-    """Angle per position of every pair of dimensions, [D/2], and the factor on cosine and sine.
-
-    Source: transformers 5 `modeling_rope_utils.py`; YaRN (arXiv 2309.00071, section 3).
-    """
-    frequencies = rope.theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    match rope.scaling:
-        case "linear":
-            return frequencies / rope.factor, 1.0
-        case "llama3":
-            return _llama3_frequencies(rope, frequencies), 1.0
-        case "yarn":
-            default = 0.1 * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
-            scale = default if rope.attention_factor is None else rope.attention_factor
-            return _yarn_frequencies(rope, frequencies, head_dim), scale
-    return frequencies, 1.0
-
-
-def _llama3_frequencies(rope: RopeConfig, frequencies: Array) -> Array:
-    turns = rope.original_max_positions * frequencies / (2 * np.pi)
-    smooth = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    share = np.clip(smooth, 0.0, 1.0)
-    result: Array = share * frequencies + (1 - share) * frequencies / rope.factor
-    return result
-
-
-def _yarn_frequencies(rope: RopeConfig, frequencies: Array, head_dim: int) -> Array:
-    def dimension_of(turns: float) -> float:
-        return head_dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
-
-    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
-    if rope.truncates_ramp:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 0.001), 0.0, 1.0)
-    result: Array = frequencies * (1 - ramp) + frequencies / rope.factor * ramp
-    return result
-
-
 def _fusion_layer(
     config: DrafterConfig, load: Load, embedded_TH: Array, hidden_TH: Array, positions_T: NDArray[np.int64]
 ) -> Array:
     prefix, eps = "layers.0.", config.rms_norm_eps
-    normed_TH = rms_norm(hidden_TH, _read(load, f"{prefix}hidden_norm"), eps)
-    embedded = rms_norm(embedded_TH, _read(load, f"{prefix}input_norm"), eps)
+    normed_TH = rms_norm(hidden_TH, read(load, f"{prefix}hidden_norm"), eps)
+    embedded = rms_norm(embedded_TH, read(load, f"{prefix}input_norm"), eps)
     residual_TH = normed_TH if config.norm_before_residual else hidden_TH
     # Layer 0 reads [embedding | hidden], 2H wide; the others read H.
     attended = _attention(config, load, 0, np.concatenate([embedded, normed_TH], axis=1), positions_T)
-    return _feed_forward(config, load, prefix, residual_TH + attended)
+    stream_TH, _ = _add_feed_forward(config, load, prefix, residual_TH + attended)
+    return stream_TH
 
 
 def _layer(
     config: TargetConfig | DrafterConfig, load: Load, layer: int, stream_TH: Array, positions_T: NDArray[np.int64]
-) -> Array:
+) -> tuple[Array, float]:
+    """The stream after a layer, and how clear its router's choices were."""
     prefix = f"layers.{layer}."
-    normed = rms_norm(stream_TH, _read(load, f"{prefix}input_norm"), config.rms_norm_eps)
-    return _feed_forward(config, load, prefix, stream_TH + _attention(config, load, layer, normed, positions_T))
+    normed = rms_norm(stream_TH, read(load, f"{prefix}input_norm"), config.rms_norm_eps)
+    return _add_feed_forward(config, load, prefix, stream_TH + _attention(config, load, layer, normed, positions_T))
 
 
-def _feed_forward(config: TargetConfig | DrafterConfig, load: Load, prefix: str, stream_TH: Array) -> Array:
-    normed = rms_norm(stream_TH, _read(load, f"{prefix}post_attention_norm"), config.rms_norm_eps)
-    gate = _linear(load, prefix, "gate", normed, has_bias=config.has_mlp_bias)
-    up = _linear(load, prefix, "up", normed, has_bias=config.has_mlp_bias)
-    activated = gate / (1 + np.exp(-gate)) * up
-    return stream_TH + _linear(load, prefix, "down", activated, has_bias=config.has_mlp_bias)
+def _add_feed_forward(
+    config: TargetConfig | DrafterConfig, load: Load, prefix: str, stream_TH: Array
+) -> tuple[Array, float]:
+    normed = rms_norm(stream_TH, read(load, f"{prefix}post_attention_norm"), config.rms_norm_eps)
+    output_TH, margin = feed_forward(config, load, prefix, normed)
+    return stream_TH + output_TH, margin
 
 
 def _attention(
@@ -200,42 +160,34 @@ def _attention(
     prefix = f"layers.{layer}."
     has_bias = config.has_qkv_bias if isinstance(config, TargetConfig) else config.has_attention_bias
     rows, width = len(values), config.head_dim
-    queries_TND = _linear(load, prefix, "q", values, has_bias=has_bias).reshape(rows, -1, width)
-    keys_TMD = _linear(load, prefix, "k", values, has_bias=has_bias).reshape(rows, -1, width)
-    values_TMD = _linear(load, prefix, "v", values, has_bias=has_bias).reshape(rows, -1, width)
+    queries_TND = linear(load, prefix, "q", values, has_bias=has_bias).reshape(rows, -1, width)
+    keys_TMD = linear(load, prefix, "k", values, has_bias=has_bias).reshape(rows, -1, width)
+    values_TMD = linear(load, prefix, "v", values, has_bias=has_bias).reshape(rows, -1, width)
     if config.has_qk_norm:
-        queries_TND = rms_norm(queries_TND, _read(load, f"{prefix}q_norm"), config.rms_norm_eps)
-        keys_TMD = rms_norm(keys_TMD, _read(load, f"{prefix}k_norm"), config.rms_norm_eps)
-    queries_TND = _rotate(config.rope, queries_TND, positions_T)
-    keys_TMD = _rotate(config.rope, keys_TMD, positions_T)
+        queries_TND = rms_norm(queries_TND, read(load, f"{prefix}q_norm"), config.rms_norm_eps)
+        keys_TMD = rms_norm(keys_TMD, read(load, f"{prefix}k_norm"), config.rms_norm_eps)
+    queries_TND = rotate(config.rope, queries_TND, positions_T)
+    keys_TMD = rotate(config.rope, keys_TMD, positions_T)
     grouped_TMGD = queries_TND.reshape(rows, config.num_key_value_heads, -1, width)
     scores = np.einsum("tmgd,smd->mgts", grouped_TMGD, keys_TMD) / math.sqrt(width)
     scores = np.where(_visible(positions_T, config.attention_window(layer)), scores, -np.inf)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    sinks_MG = _sinks(config, load, prefix)
+    largest = np.maximum(scores.max(axis=-1), sinks_MG[:, :, None])[..., None]
+    weights = np.exp(scores - largest)
+    weights /= weights.sum(axis=-1, keepdims=True) + np.exp(sinks_MG[:, :, None, None] - largest)
     mixed = np.einsum("mgts,smd->tmgd", weights, values_TMD).reshape(rows, -1)
-    return _linear(load, prefix, "o", mixed, has_bias=config.has_output_bias)
+    return linear(load, prefix, "o", mixed, has_bias=config.has_output_bias)
+
+
+def _sinks(config: TargetConfig | DrafterConfig, load: Load, prefix: str) -> Array:
+    """What every query head's softmax counts and leaves out, [M, G]; minus infinity where there is nothing."""
+    shape = (config.num_key_value_heads, -1)
+    if isinstance(config, TargetConfig) and config.has_sinks:
+        return read(load, f"{prefix}sinks").reshape(shape)
+    return np.full(config.num_attention_heads, -np.inf).reshape(shape)
 
 
 def _visible(positions_T: NDArray[np.int64], window: int) -> NDArray[np.bool_]:
     """Which row looks at which, [T, T]: itself and those before it, `window` in all unless it is 0."""
     distance = positions_T[:, None] - positions_T[None, :]
     return (distance >= 0) & ((distance < window) | (window == 0))
-
-
-def _rotate(rope: RopeConfig, heads: Array, positions_T: NDArray[np.int64]) -> Array:
-    frequencies, scale = rotary_frequencies(rope, heads.shape[-1])
-    angles = positions_T[:, None] * frequencies
-    cosines, sines = np.cos(angles)[:, None] * scale, np.sin(angles)[:, None] * scale
-    first, second = np.split(heads, 2, axis=-1)
-    return np.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
-
-
-def _linear(load: Load, prefix: str, name: str, values: Array, *, has_bias: bool) -> Array:
-    projected: Array = values @ _read(load, f"{prefix}{name}_proj").T
-    return projected + _read(load, f"{prefix}{name}_bias") if has_bias else projected
-
-
-def _read(load: Load, name: str) -> Array:
-    tensor: Array = load(name).astype(np.float64)
-    return tensor

@@ -11,7 +11,7 @@ from peagle_trt.quant import StoredWeights
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
 from peagle_trt.readers.safetensors_file import load_tensor
 from peagle_trt.spec import DrafterConfig, TargetConfig
-from peagle_trt.verify.reference import Load
+from peagle_trt.verify.weights import Load
 
 _FUSED = {
     "q": ("qkv", 0), "k": ("qkv", 1), "v": ("qkv", 2), "gate": ("gate_up", 0), "up": ("gate_up", 1),

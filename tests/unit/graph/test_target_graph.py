@@ -37,6 +37,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {"rope_theta": 1e6}),
     "qwen3-yarn": ("Qwen3ForCausalLM", {"rope_scaling": YARN | {"attention_factor": 1.2}}),
+    "qwen2-windowed": ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {}),
+    "qwen3-moe-shares-as-they-are": ("Qwen3MoeForCausalLM", {"norm_topk_prob": False, "seed": 3}),
+    "gpt-oss": ("GptOssForCausalLM", {}),
+    "gpt-oss-one-key-value-head": ("GptOssForCausalLM", {"num_key_value_heads": 1, "seed": 5}),
 }
 
 

@@ -88,7 +88,10 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown_architecture": ({"architectures": ["MambaForCausalLM"]}, "`MambaForCausalLM`, which is not supported"),
     "no_architecture": ({"architectures": None}, "names nothing"),
     "activation": ({"hidden_act": "gelu"}, '`hidden_act` must be `silu` or `swish`; found `"gelu"`'),
-    "quantized": ({"quantization_config": {"bits": 4}}, "already quantized"),
+    "quantized": (
+        {"quantization_config": {"quant_method": "gptq"}},
+        "`quantization_config.quant_method` must be `mxfp4`",
+    ),
     "window": ({"sliding_window": 512}, "`sliding_window` must be null; found `512`"),
     "layer_types": ({"layer_types": ["sliding_attention"] * 6}, "`layer_types` must be `full_attention` throughout"),
     "text_number": ({"hidden_size": "64"}, '`hidden_size` must be a whole number from 1 to 16777216; found `"64"`'),
@@ -141,20 +144,23 @@ def test_a_configuration_that_cannot_be_honoured_is_refused(
         read_target(target_folder)
 
 
-def test_a_mistral_with_a_window_is_refused_and_one_without_is_read(target_folder: Path) -> None:
+def test_a_window_of_mistral_is_every_layers(target_folder: Path) -> None:
     edit_config(target_folder, architectures=["MistralForCausalLM"])
-    assert read_target(target_folder).config.architecture == "MistralForCausalLM"
+    assert read_target(target_folder).config.attention_windows == ()
     edit_config(target_folder, sliding_window=4096)
-    with pytest.raises(CheckpointError, match="`sliding_window` must be null"):
-        read_target(target_folder)
+    assert read_target(target_folder).config.attention_windows == (4096,) * 6
 
 
-def test_a_window_that_qwen_does_not_use_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_window_of_qwen_counts_where_its_flag_says_so(tmp_path: Path) -> None:
     save_target(tmp_path, "Qwen2ForCausalLM")
-    edit_config(tmp_path, sliding_window=4096, use_sliding_window=False)
-    assert read_target(tmp_path).config.has_qkv_bias
+    edit_config(tmp_path, sliding_window=40, use_sliding_window=False, layer_types=None, max_window_layers=4)
+    assert read_target(tmp_path).config.attention_windows == ()
     edit_config(tmp_path, use_sliding_window=True)
-    with pytest.raises(CheckpointError, match="`sliding_window` must be null"):
+    assert read_target(tmp_path).config.attention_windows == (0, 0, 0, 0, 40, 40)
+    edit_config(tmp_path, layer_types=["sliding_attention", *["full_attention"] * 5])
+    assert read_target(tmp_path).config.attention_windows == (40, 0, 0, 0, 0, 0)
+    edit_config(tmp_path, use_sliding_window=False)
+    with pytest.raises(CheckpointError, match="`layer_types` must be `full_attention` throughout"):
         read_target(tmp_path)
 
 

@@ -16,7 +16,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.spec import RopeConfig
 from peagle_trt.verify import checkpoint_source
-from peagle_trt.verify.reference import rotary_frequencies, run_drafter, run_target
+from peagle_trt.verify.reference import run_drafter, run_target
+from peagle_trt.verify.rotary import rotary_frequencies
 from tests.support.drafter_reference import DrafterReference
 from tests.support.models import HIDDEN, VOCABULARY, save_drafter, save_target
 
@@ -25,6 +26,12 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied_and_biased": ("LlamaForCausalLM", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),
+    "mistral": ("MistralForCausalLM", {"sliding_window": 5}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
+    "qwen3_moe_windowed": ("Qwen3MoeForCausalLM", {"use_sliding_window": True, "sliding_window": 5}),
+    "qwen3_moe_shares_as_they_are": ("Qwen3MoeForCausalLM", {"norm_topk_prob": False}),
+    "gpt_oss": ("GptOssForCausalLM", {}),
+    "gpt_oss_all_windowed": ("GptOssForCausalLM", {"layer_types": ["sliding_attention"] * 6}),
 }
 
 
@@ -33,7 +40,7 @@ def test_a_target_is_computed_as_transformers_does(tmp_path: Path, architecture:
     model = save_target(tmp_path, architecture, **settings).double()
     target = read_target(tmp_path)
     config = msgspec.structs.replace(target.config, aux_layer_ids=(0, 3, 5))
-    token_ids = np.random.default_rng(1).integers(0, VOCABULARY, 9)
+    token_ids = np.random.default_rng(1).integers(0, VOCABULARY, 19)
     found = run_target(config, target.weights.load, token_ids)
     with torch.no_grad():
         expected = model(torch.from_numpy(token_ids)[None], output_hidden_states=True)
