@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ IR_VERSION = 11
 MICROSOFT = "com.microsoft"
 
 Dims = Sequence[int | str]
+Value = tuple[str, str, Dims]
+"""Name, element type as in `onnx.TensorProto`, and dimensions."""
 
 MAX_WIDENED_BYTES = 1 << 28
 """Largest float32 copy of a weight that a pass makes at once: a larger matrix is widened in blocks of rows, so that an
@@ -44,6 +46,7 @@ class GraphBuilder:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._functions: dict[str, onnx.FunctionProto] = {}
         self._widened: dict[str, str] = {}
+        self._scope = ""
         self._count = 0
 
     def input(self, name: str, element: str, dims: Dims) -> str:
@@ -73,7 +76,9 @@ class GraphBuilder:
 
         names = [self.unique(op_type) for _ in range(outputs)] if isinstance(outputs, int) else list(outputs)
         self._nodes.append(
-            helper.make_node(op_type, inputs, names, name=f"{op_type}_{len(self._nodes)}", domain=domain, **attributes)
+            helper.make_node(
+                op_type, inputs, names, name=f"{self._scope}{op_type}_{len(self._nodes)}", domain=domain, **attributes
+            )
         )
         return names
 
@@ -115,6 +120,18 @@ class GraphBuilder:
         found = self.op("Gather", self.raw_weight(table), indices, axis=0)
         return self.cast(found, "FLOAT") if self._stored[table].dtype in _WIDENED else found
 
+    def stored(self, name: str) -> TensorSpec:
+        """What is stored under a name, and where.
+
+        Raises:
+            KeyError: Nothing of that name is stored.
+        """
+        return self._stored[name]
+
+    def place(self, spec: TensorSpec) -> str:
+        """A run of stored bytes as a weight of its own, under the name it carries; added once."""
+        return self._place(spec.name, spec)
+
     def is_widened(self, name: str) -> bool:
         """Whether a stored weight's raw type is narrower than the float32 that the graph computes in."""
         return self._stored[name].dtype in _WIDENED
@@ -134,6 +151,26 @@ class GraphBuilder:
     def function(self, function: onnx.FunctionProto) -> None:
         """Add the body of a custom node."""
         self._functions[f"{function.domain}::{function.name}"] = function
+
+    def subgraph(self, name: str, inputs: Sequence[Value], emit: Callable[[], Sequence[Value]]) -> onnx.GraphProto:
+        """The body of a control-flow node, which may use everything that is outside of it.
+
+        Args:
+            name: Name of the body.
+            inputs: Its own inputs.
+            emit: Appends its nodes and returns its outputs.
+        """
+        from onnx import helper
+
+        outer_nodes, outer_widened, outer_scope = self._nodes, self._widened, self._scope
+        # What the body widens is the body's alone.
+        self._nodes, self._widened, self._scope = [], dict(outer_widened), f"{name}/"
+        try:
+            outputs = emit()
+            given, made = ([_value_info(*value) for value in values] for values in (inputs, outputs))
+            return helper.make_graph(self._nodes, name, given, made)
+        finally:
+            self._nodes, self._widened, self._scope = outer_nodes, outer_widened, outer_scope
 
     def model(self) -> onnx.ModelProto:
         """The finished model, checked by the ONNX checker."""

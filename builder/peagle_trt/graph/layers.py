@@ -7,6 +7,7 @@ import numpy as np
 from peagle_trt.graph.attention import GroupedAttention
 from peagle_trt.graph.builder import MICROSOFT, GraphBuilder
 from peagle_trt.graph.experts import fused_experts
+from peagle_trt.graph.looped_experts import has_experts_in_place, looped_experts
 from peagle_trt.spec import ExpertsConfig
 
 
@@ -89,7 +90,8 @@ def decoder_layer(
     attended = linear(builder, mixed, f"{prefix}o_proj", f"{prefix}o_bias")
     normed, stream = add_and_norm(builder, attended, residual, f"{prefix}post_attention_norm", epsilon)
     if experts is not None:
-        return fused_experts(builder, experts, normed, prefix), stream
+        mix = looped_experts if has_experts_in_place(builder, prefix) else fused_experts
+        return mix(builder, experts, normed, prefix), stream
     return swiglu(builder, normed, prefix), stream
 
 

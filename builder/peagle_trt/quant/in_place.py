@@ -18,7 +18,7 @@ import msgspec
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.files import replacing, require_free_space, shares_file_system, try_link, write_text
-from peagle_trt.readers.tensors import Weights
+from peagle_trt.readers.tensors import LazyTensor, Weights
 from peagle_trt.spec import TensorLocation, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,10 @@ logger = logging.getLogger(__name__)
 REFERABLE_TYPES = ("F32", "F16", "BF16", "I64", "I32", "U8")
 """Types that a graph may point at; each is an element type of ONNX with the same bytes."""
 
+BLOCKS, SCALES = ".blocks", ".scales"
+"""Behind the name of a stack of matrices in MXFP4: its codes and its scales, as the checkpoint has them."""
+
+_EXPERT_PROJECTIONS = {"experts_gate_up_proj": ("gate", "up"), "experts_down_proj": ("down",)}
 _AGAIN = "the build is damaged; build it again"
 
 
@@ -57,7 +61,15 @@ def referable(weights: Weights, names: Iterable[str]) -> dict[str, TensorSpec]:
     Raises:
         CheckpointError: One does not lie in a safetensors file as numbers that a graph can read.
     """
-    return {name: _require_referable(name, weights[name].spec) for name in names}
+    places: dict[str, TensorSpec] = {}
+    for name in names:
+        places |= {place: _require_referable(place, spec) for place, spec in _pieces(name, weights[name]).items()}
+    return places
+
+
+def expert_matrix(expert: int, projection: str) -> str:
+    """Name, within a layer, of an expert's matrix that the checkpoint stores as a tensor of its own."""
+    return f"experts.{expert}.{projection}_proj"
 
 
 def index_path(path: Path) -> Path:
@@ -118,6 +130,19 @@ def shards(references: Mapping[str, TensorSpec]) -> list[Path]:
 def bytes_to_copy(references: Mapping[str, TensorSpec], folder: Path) -> int:
     """Bytes of the shards that no link can bring into a folder, because they lie on another file system."""
     return sum(shard.stat().st_size for shard in shards(references) if not shares_file_system(shard, folder))
+
+
+def _pieces(name: str, tensor: LazyTensor) -> dict[str, TensorSpec]:
+    """What the checkpoint stores for one of our tensors, by the names it is referred to by."""
+    if tensor.packed is not None and tensor.packed.form == "mxfp4":
+        return {f"{name}{BLOCKS}": tensor.packed.codes, f"{name}{SCALES}": tensor.packed.scales}
+    prefix, _, stem = name.rpartition(".")
+    if tensor.parts and stem in _EXPERT_PROJECTIONS:
+        projections = _EXPERT_PROJECTIONS[stem]
+        experts = range(len(tensor.parts) // len(projections))
+        keys = ((expert, projection) for expert in experts for projection in projections)
+        return {f"{prefix}.{expert_matrix(*key)}": part.spec for key, part in zip(keys, tensor.parts, strict=True)}
+    return {name: tensor.spec}
 
 
 def _require_referable(name: str, spec: TensorSpec) -> TensorSpec:

@@ -212,7 +212,7 @@ def read_llama(path: Path, compute_dtype: torch.dtype, auxiliary_layers: tuple[i
 
     checkpoint = read_target(path)
     config = checkpoint.config
-    extras = (config.has_qkv_bias, config.has_output_bias, config.has_mlp_bias, config.has_qk_norm)
+    extras: tuple[bool, ...] = (config.has_qkv_bias, config.has_output_bias, config.has_mlp_bias, config.has_qk_norm)
     extras += (bool(config.attention_windows), config.has_sinks, config.experts is not None)
     if any(extras) or config.rope.scaling != "none":
         raise CheckpointError(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +23,7 @@ from scripts.synthesize_checkpoint import (
     write_file,
     write_target,
 )
+from tests.support.shrunk_models import shrink
 
 # Published: `total_size` of each index, how many tensors it lists, and in how many files.
 PUBLISHED_SIZES = {
@@ -58,18 +57,9 @@ def test_a_head_has_the_parameters_its_card_names(model: str, billions: float, t
     assert (tmp_path / "model.safetensors").stat().st_blocks * 512 < 2_000_000
 
 
-def small(published: Mapping[str, Any]) -> dict[str, Any]:
-    """The same kind of model, small enough to be filled."""
-    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = dict(published["config"], **sizes, moe_intermediate_size=32, vocab_size=300, num_hidden_layers=2)
-    head = dict(published["drafter_config"], **sizes, vocab_size=300, draft_vocab_size=300, ptd_token_id=299)
-    tokens = {name: 299 - index for index, name in enumerate(published["special_tokens"])}
-    return dict(published, config=config, drafter_config=head, special_tokens=tokens)
-
-
 @pytest.mark.parametrize("model", PUBLISHED_SIZES)
 def test_only_the_chosen_layer_is_filled(model: str, tmp_path: Path) -> None:
-    published = small(read_published(model))
+    published = shrink(read_published(model))
     write_target(tmp_path, published, is_filled=lambda name: name.startswith("model.layers.1."), seed=3)
     tensors = read_folder_tensors(tmp_path)
     assert tensors.keys() == {tensor.name for tensor in target_tensors(published["config"])}
@@ -96,7 +86,7 @@ def test_values_follow_from_the_seed_and_the_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", PUBLISHED_SIZES)
 def test_the_tokenizer_knows_the_special_tokens_where_they_are(model: str, tmp_path: Path) -> None:
-    published = small(read_published(model))
+    published = shrink(read_published(model))
     write_target(tmp_path, published, is_filled=lambda _: False, seed=0)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     special = published["special_tokens"]
