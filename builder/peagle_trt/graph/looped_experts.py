@@ -25,7 +25,6 @@ from peagle_trt.spec import ExpertsConfig, TensorSpec
 if TYPE_CHECKING:
     import onnx
 
-MXFP4_BLOCK = 32
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E8M0_BIAS = 127
 
@@ -87,7 +86,9 @@ class _PackedStack:
         pairs = builder.op("Gather", builder.constant(_pairs_of_values()), builder.cast(codes, "INT32"), axis=0)
         scales = builder.op("Gather", builder.raw_weight(f"{self.name}{SCALES}"), expert, axis=0)
         factors = builder.op("Gather", builder.constant(_powers_of_two()), builder.cast(scales, "INT32"), axis=0)
-        by_block = builder.op("Reshape", pairs, _integers(builder, -1, MXFP4_BLOCK))
+        # A byte holds two values.
+        values_per_block = 2 * builder.stored(f"{self.name}{BLOCKS}").shape[-1]
+        by_block = builder.op("Reshape", pairs, _integers(builder, -1, values_per_block))
         scaled = builder.op("Mul", by_block, builder.op("Reshape", factors, _integers(builder, -1, 1)))
         return builder.op("Reshape", scaled, _integers(builder, self.rows, self.columns))
 

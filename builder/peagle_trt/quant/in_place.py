@@ -15,10 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.files import replacing, require_free_space, shares_file_system, try_link, write_text
-from peagle_trt.readers.tensors import LazyTensor, Weights
+from peagle_trt.readers.packed import MXFP4_BLOCK, unpack_stack
+from peagle_trt.readers.safetensors_file import load_tensor
+from peagle_trt.readers.tensors import LazyTensor, PackedTensor, Weights
 from peagle_trt.spec import TensorLocation, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -70,6 +74,30 @@ def referable(weights: Weights, names: Iterable[str]) -> dict[str, TensorSpec]:
 def expert_matrix(expert: int, projection: str) -> str:
     """Name, within a layer, of an expert's matrix that the checkpoint stores as a tensor of its own."""
     return f"experts.{expert}.{projection}_proj"
+
+
+def load_experts(stored: Mapping[str, TensorSpec], name: str) -> NDArray[np.float32] | None:
+    """A stack of all experts' matrices, put together from what a build refers to; None where it refers to none.
+
+    Args:
+        stored: What a build stores.
+        name: Name of the stack, `layers.{i}.experts_gate_up_proj` or `layers.{i}.experts_down_proj`.
+
+    Raises:
+        CheckpointError: A scale is no number.
+    """
+    if f"{name}{BLOCKS}" in stored:
+        packed = PackedTensor(form="mxfp4", codes=stored[f"{name}{BLOCKS}"], scales=stored[f"{name}{SCALES}"])
+        *shape, blocks = packed.scales.shape
+        return unpack_stack(packed, (*shape, blocks * MXFP4_BLOCK))
+    prefix, _, stem = name.rpartition(".")
+    projections = _EXPERT_PROJECTIONS.get(stem, ())
+    matrices: list[NDArray[np.generic]] = []
+    while projections and f"{prefix}.{expert_matrix(len(matrices), projections[0])}" in stored:
+        parts = [load_tensor(stored[f"{prefix}.{expert_matrix(len(matrices), each)}"]) for each in projections]
+        # Rows of gate and up take turns.
+        matrices.append(np.stack(parts, axis=1).reshape(-1, parts[0].shape[1]))
+    return np.stack(matrices).astype(np.float32, copy=False) if matrices else None
 
 
 def index_path(path: Path) -> Path:

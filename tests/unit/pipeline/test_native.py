@@ -16,9 +16,11 @@ from peagle_trt.files import SAMPLE_STEP_BYTES, sampled_sha256_of
 from peagle_trt.plan import STAGES
 from peagle_trt.spec import BuildSpec
 from peagle_trt.verify import verify_build
+from scripts.synthesize_checkpoint import read_published, shorten, write_drafter, write_target
 from tests.support.builds import steps_run
 from tests.support.checkpoints import edit_tensors, narrow_tensors
 from tests.support.models import HIDDEN
+from tests.support.shrunk_models import shrink
 
 
 @pytest.fixture
@@ -112,3 +114,24 @@ def test_a_sample_reaches_all_over_a_file(tmp_path: Path, place: int) -> None:
     with path.open("r+b") as file:
         file.truncate(5 * SAMPLE_STEP_BYTES + 1)
     assert len({before, changed, sampled_sha256_of(path)}) == 3
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "qwen3-coder-30b-a3b"])
+def test_a_target_with_experts_is_built_and_verified_without_its_checkpoint(model: str, tmp_path: Path) -> None:
+    published = shrink(shorten(read_published(model), 2))
+    write_target(tmp_path / "target", published, is_filled=lambda _: True, seed=1)
+    write_drafter(tmp_path / "head", published, is_filled=lambda _: True, seed=2)
+    spec = BuildSpec(
+        name=model,
+        target_path=tmp_path / "target",
+        drafter_path=tmp_path / "head",
+        tokenizer_path=tmp_path / "target",
+        output_path=tmp_path / "build",
+        precision="native",
+        max_batch_size=2,
+        max_sequence_length=64,
+    )
+    pipeline.build(spec)
+    shutil.rmtree(tmp_path / "target")
+    shutil.rmtree(tmp_path / "head")
+    assert verify_build(tmp_path / "build").num_drafts_compared == 20
