@@ -1,6 +1,7 @@
 """Writes checkpoints with the names, shapes, types and shards of published models, as files full of holes.
 
     scripts/synthesize_checkpoint gpt-oss-120b -o FOLDER [--fill-layer N]... [--fill-tables] [--fill-drafter] [--seed S]
+                                  [--num-layers N] [--table-rows N]
 
 FOLDER/target and FOLDER/drafter then look like the published checkpoints: 65 GB of them take a few megabytes of disk,
 since what is not written reads as zeros. Norms are ones; whole layers, the embedding and output tables and the drafter
@@ -13,8 +14,8 @@ import argparse
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,6 +53,7 @@ class Tensor:
 
 IsFilled = Callable[[str], bool]
 """Whether a tensor of that name gets random values."""
+_TABLES = ("embed_tokens.weight", "lm_head.weight")
 
 
 def published_models() -> list[str]:
@@ -119,7 +121,9 @@ def cut_shards(tensors: list[Tensor], max_bytes: int) -> list[list[Tensor]]:
     return shards
 
 
-def write_target(folder: Path, published: Mapping[str, Any], *, is_filled: IsFilled, seed: int) -> None:
+def write_target(
+    folder: Path, published: Mapping[str, Any], *, is_filled: IsFilled, seed: int, table_rows: int | None = None
+) -> None:
     """Write a target: configuration, shards, index and a tokenizer of bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     config = published["config"]
@@ -133,22 +137,35 @@ def write_target(folder: Path, published: Mapping[str, Any], *, is_filled: IsFil
     weight_map: dict[str, str] = {}
     for number, tensors in enumerate(shards, first):
         name = f"model-{number:05}-of-{last:05}.safetensors"
-        write_file(folder / name, tensors, is_filled=is_filled, seed=seed)
+        filled = [limit_rows(tensor, table_rows) for tensor in tensors if is_filled(tensor.name)]
+        write_file(folder / name, tensors, filled, seed=seed)
         weight_map |= {tensor.name: name for tensor in tensors}
     total = sum(tensor.size_bytes for tensors in shards for tensor in tensors)
     _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def write_drafter(folder: Path, published: Mapping[str, Any], *, is_filled: IsFilled, seed: int) -> None:
+def write_drafter(
+    folder: Path, published: Mapping[str, Any], *, is_filled: IsFilled, seed: int, table_rows: int | None = None
+) -> None:
     """Write a head: configuration and one file."""
     folder.mkdir(parents=True, exist_ok=True)
     config = published["drafter_config"]
     _write_json(folder / "config.json", config)
-    write_file(folder / "model.safetensors", drafter_tensors(config), is_filled=is_filled, seed=seed)
+    tensors = drafter_tensors(config)
+    filled = [limit_rows(tensor, table_rows) for tensor in tensors if is_filled(tensor.name)]
+    write_file(folder / "model.safetensors", tensors, filled, seed=seed)
 
 
-def write_file(path: Path, tensors: list[Tensor], *, is_filled: IsFilled, seed: int) -> None:
-    """Write one safetensors file; what is neither a norm nor filled stays a hole."""
+def write_file(path: Path, tensors: Sequence[Tensor], filled: Sequence[Tensor], *, seed: int) -> None:
+    """Write one safetensors file; what is neither a norm nor filled stays a hole.
+
+    Args:
+        path: The file.
+        tensors: What it holds.
+        filled: Those that get random values, with the shapes that are filled.
+        seed: Of the values.
+    """
+    fillings = {tensor.name: tensor for tensor in filled}
     ordered = sorted(tensors, key=lambda tensor: (_WIDTH_ORDER.index(tensor.dtype), tensor.name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -161,10 +178,17 @@ def write_file(path: Path, tensors: list[Tensor], *, is_filled: IsFilled, seed: 
         file.write(len(text).to_bytes(8, "little") + text)
         start = file.tell()
         for tensor in ordered:
-            _write_values(file, tensor, is_filled=is_filled, seed=seed)
+            _write_values(file, tensor, fillings.get(tensor.name), seed)
             start += tensor.size_bytes
             file.seek(start)
         file.truncate(start)
+
+
+def limit_rows(tensor: Tensor, table_rows: int | None) -> Tensor:
+    """The part of a tensor that is filled: all of it, but of an embedding or output table only some first rows."""
+    if table_rows is None or not tensor.name.endswith(_TABLES):
+        return tensor
+    return replace(tensor, shape=(min(table_rows, tensor.shape[0]), *tensor.shape[1:]))
 
 
 def random_values(tensor: Tensor, seed: int) -> Iterator[NDArray[np.generic]]:
@@ -217,6 +241,7 @@ def main() -> None:
     parser.add_argument("--fill-layer", type=int, action="append", default=[], help="fill a layer of the target")
     parser.add_argument("--fill-tables", action="store_true", help="fill the target's embedding and output layer")
     parser.add_argument("--fill-drafter", action="store_true", help="fill the whole drafter")
+    parser.add_argument("--table-rows", type=int, help="fill only so many rows of the tables that are filled")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     published = read_published(arguments.model)
@@ -228,9 +253,16 @@ def main() -> None:
         published,
         is_filled=lambda name: fills_tables if (layer := layer_of(name)) is None else layer in layers,
         seed=arguments.seed,
+        table_rows=arguments.table_rows,
     )
     fills_drafter = arguments.fill_drafter
-    write_drafter(arguments.output / "drafter", published, is_filled=lambda _: fills_drafter, seed=arguments.seed + 1)
+    write_drafter(
+        arguments.output / "drafter",
+        published,
+        is_filled=lambda _: fills_drafter,
+        seed=arguments.seed + 1,
+        table_rows=arguments.table_rows,
+    )
     for path in (arguments.output / "target", arguments.output / "drafter"):
         files = [file.stat() for file in path.iterdir()]
         apparent, taken = sum(stat.st_size for stat in files), sum(stat.st_blocks * 512 for stat in files)
@@ -324,13 +356,13 @@ def _is_norm(name: str) -> bool:
     return name.endswith("norm.weight")
 
 
-def _write_values(file: BinaryIO, tensor: Tensor, *, is_filled: IsFilled, seed: int) -> None:
+def _write_values(file: BinaryIO, tensor: Tensor, filling: Tensor | None, seed: int) -> None:
     if tensor.name == "t2d":
         file.write(np.ones(tensor.shape, np.bool_).data)
     elif tensor.name == "d2t":
         return
-    elif is_filled(tensor.name):
-        for piece in random_values(tensor, seed):
+    elif filling is not None:
+        for piece in random_values(filling, seed):
             file.write(piece.data)
     elif _is_norm(tensor.name):
         file.write(to_bfloat16(np.ones(tensor.shape, np.float32)).data)

@@ -41,13 +41,14 @@ class GraphBuilder:
         self._name = name
         self._stored = stored
         self._nodes: list[onnx.NodeProto] = []
+        self._first_nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._functions: dict[str, onnx.FunctionProto] = {}
         self._widened: dict[str, str] = {}
         self._scope = ""
-        self._count = 0
+        self._count = self._num_nodes = 0
 
     def input(self, name: str, element: str, dims: Dims) -> str:
         """Declare an input; `element` is a name of `onnx.TensorProto`, such as FLOAT or INT32."""
@@ -75,11 +76,9 @@ class GraphBuilder:
         from onnx import helper
 
         names = [self.unique(op_type) for _ in range(outputs)] if isinstance(outputs, int) else list(outputs)
-        self._nodes.append(
-            helper.make_node(
-                op_type, inputs, names, name=f"{self._scope}{op_type}_{len(self._nodes)}", domain=domain, **attributes
-            )
-        )
+        name = f"{self._scope}{op_type}_{self._num_nodes}"
+        self._num_nodes += 1
+        self._nodes.append(helper.make_node(op_type, inputs, names, name=name, domain=domain, **attributes))
         return names
 
     def weight(self, name: str) -> str:
@@ -92,7 +91,7 @@ class GraphBuilder:
         if self._stored[name].dtype not in _WIDENED:
             return self.raw_weight(name)
         if name not in self._widened:
-            self._widened[name] = self.cast(self.raw_weight(name), "FLOAT")
+            self._widened[name] = self._widen(self.raw_weight(name))
         return self._widened[name]
 
     def raw_weight(self, name: str) -> str:
@@ -103,17 +102,19 @@ class GraphBuilder:
         """
         return self._place(name, self._stored[name])
 
-    def weight_blocks(self, name: str) -> list[str]:
-        """A stored matrix as float32 blocks of rows, none over `MAX_WIDENED_BYTES`; one where nothing is widened.
+    def is_cut(self, name: str) -> bool:
+        """Whether a stored matrix is too large to be widened at once."""
+        spec = self._stored[name]
+        return spec.dtype in _WIDENED and _rows_at_once(spec) < spec.shape[0]
+
+    def weight_blocks(self, name: str) -> Iterator[str]:
+        """A stored matrix as float32 blocks of rows, none over `MAX_WIDENED_BYTES`.
 
         Raises:
             KeyError: Nothing of that name is stored.
         """
-        spec = self._stored[name]
-        blocks = list(_row_blocks(spec)) if spec.dtype in _WIDENED else []
-        if len(blocks) < 2:
-            return [self.weight(name)]
-        return [self.cast(self._place(block.name, block), "FLOAT") for block in blocks]
+        for block in _row_blocks(self._stored[name]):
+            yield self._widen(self._place(block.name, block))
 
     def rows(self, table: str, indices: str) -> str:
         """Rows of a stored table as float32; only the rows are widened."""
@@ -177,7 +178,7 @@ class GraphBuilder:
         from onnx import helper
 
         graph = helper.make_graph(
-            self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
+            self._first_nodes + self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
         )
         domains = {"": OPSET, MICROSOFT: 1} | {function.domain: 1 for function in self._functions.values()}
         return helper.make_model(
@@ -193,20 +194,37 @@ class GraphBuilder:
         self._count += 1
         return f"{stem}.{self._count}"
 
+    def _widen(self, raw: str) -> str:
+        """A Cast that runs just before the node that uses it.
+
+        ONNX Runtime 1.32 orders nodes by walking back from the outputs, from every node to the input with the highest
+        number first. A Cast numbered after the rows that its product reads would run before all that lead up to them,
+        and with it those of every layer; so they come first.
+        """
+        others, self._nodes = self._nodes, self._first_nodes
+        try:
+            return self.cast(raw, "FLOAT")
+        finally:
+            self._nodes = others
+
     def _place(self, name: str, spec: TensorSpec) -> str:
         if name not in self._initializers:
             self._initializers[name] = _external(spec, name)
         return name
 
 
+def _rows_at_once(spec: TensorSpec) -> int:
+    assert spec.location is not None, "weights of a graph lie on disk"
+    row_bytes = spec.location.length_bytes // spec.shape[0]
+    return max(1, MAX_WIDENED_BYTES // (2 * row_bytes))
+
+
 def _row_blocks(spec: TensorSpec) -> Iterator[TensorSpec]:
     """Runs of a tensor's rows, in order; they share its bytes."""
     assert spec.location is not None, "weights of a graph lie on disk"
-    num_rows = spec.shape[0]
-    row_bytes = spec.location.length_bytes // num_rows
-    step = max(1, MAX_WIDENED_BYTES // (2 * row_bytes))
-    for first in range(0, num_rows, step):
-        rows = min(step, num_rows - first)
+    row_bytes = spec.location.length_bytes // spec.shape[0]
+    for first in range(0, spec.shape[0], _rows_at_once(spec)):
+        rows = min(_rows_at_once(spec), spec.shape[0] - first)
         location = replace(
             spec.location, offset_bytes=spec.location.offset_bytes + first * row_bytes, length_bytes=rows * row_bytes
         )

@@ -14,10 +14,9 @@ from peagle_trt.spec import ExpertsConfig
 def linear(builder: GraphBuilder, rows: str, weight: str, bias: str = "", *, output: str | None = None) -> str:
     """`rows @ weight.T + bias`; the bias only where it is stored. Weights keep the checkpoint's [out, in] layout."""
     optional = [builder.weight(bias)] if bias and builder.has_weight(bias) else []
-    blocks = builder.weight_blocks(weight)
-    if len(blocks) == 1:
-        return builder.op("Gemm", rows, blocks[0], *optional, transB=1, output=output)
-    parts = [builder.op("Gemm", rows, block, transB=1) for block in blocks]
+    if not builder.is_cut(weight):
+        return builder.op("Gemm", rows, builder.weight(weight), *optional, transB=1, output=output)
+    parts = [builder.op("Gemm", rows, block, transB=1) for block in builder.weight_blocks(weight)]
     if not optional:
         return builder.op("Concat", *parts, axis=-1, output=output)
     return builder.op("Add", builder.op("Concat", *parts, axis=-1), optional[0], output=output)

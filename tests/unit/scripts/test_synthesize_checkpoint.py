@@ -72,9 +72,9 @@ def test_only_the_chosen_layer_is_filled(model: str, tmp_path: Path) -> None:
 
 def test_values_follow_from_the_seed_and_the_name(tmp_path: Path) -> None:
     tensors = [Tensor(name=name, dtype="BF16", shape=(8, 64)) for name in ("a.weight", "b.weight")]
-    write_file(tmp_path / "one", tensors, is_filled=lambda _: True, seed=1)
-    write_file(tmp_path / "two", tensors[1:], is_filled=lambda _: True, seed=1)
-    write_file(tmp_path / "other", tensors, is_filled=lambda _: True, seed=2)
+    write_file(tmp_path / "one", tensors, tensors, seed=1)
+    write_file(tmp_path / "two", tensors[1:], tensors, seed=1)
+    write_file(tmp_path / "other", tensors, tensors, seed=2)
     found = {}
     for name in ("one", "two", "other"):
         with safe_open(tmp_path / name, "pt") as file:
@@ -82,6 +82,16 @@ def test_values_follow_from_the_seed_and_the_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found["one"], found["two"])
     assert not np.array_equal(found["one"], found["other"])
     assert found["one"].std() == pytest.approx(64**-0.5, rel=0.2)
+
+
+def test_a_table_can_be_filled_in_part(tmp_path: Path) -> None:
+    published = shrink(read_published("gpt-oss-20b"))
+    write_target(tmp_path, published, is_filled=lambda _: True, seed=0, table_rows=7)
+    tensors = read_folder_tensors(tmp_path)
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        values = load_tensor(tensors[name])
+        assert np.all(values[:7] != 0)
+        assert not np.any(values[7:])
 
 
 @pytest.mark.parametrize("model", PUBLISHED_SIZES)
