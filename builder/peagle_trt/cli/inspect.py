@@ -13,7 +13,7 @@ from peagle_trt.cli.output import Output
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, read_drafter, read_target
 from peagle_trt.readers.drafter import is_drafter
-from peagle_trt.spec import RopeConfig
+from peagle_trt.spec import ExpertsConfig, RopeConfig
 
 
 @click.command("inspect")
@@ -111,6 +111,8 @@ def _words(value: object) -> str:
     """A setting for people."""
     if isinstance(value, RopeConfig):
         return _rope_words(value)
+    if isinstance(value, ExpertsConfig):
+        return f"{value.num_experts} of width {value.intermediate_size}, {value.experts_per_token} a token"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):

@@ -1,12 +1,13 @@
 """A mixture of experts, in two spellings that give the same numbers.
 
 `fused_experts` is what graphs for ONNX Runtime use: its `com.microsoft.MoE` sends each expert the rows that chose it,
-and reads its weights once. `gathered_experts` copies the chosen weights out by index and multiplies them
-row by row; standard operators only, for backends that have no such kernel, and for few rows: a prompt's rows times
-their experts would not fit in memory. Measured on one core, 16 experts of 1440 x 1440, 4 chosen: one row 7 ms against
-17, 6 rows 32 against 101, 48 rows 64 against 759; 128 experts of 192 x 512, 8 chosen: 6 rows 5 ms against 11. A row has
-not quite the same bits alone and among others, in either, since matrix products block by size; both stay within 1e-6 of
-the output's largest entry.
+and reads its weights once, where the file is mapped: 760 MB of experts took 1 MB of private memory, and 57 MB more for
+a prompt of 2048 rows. `gathered_experts` copies the chosen weights out by index and multiplies them row by row;
+standard operators only, for backends that have no such kernel, and for few rows: a prompt's rows times their experts
+would not fit in memory. Measured on one core, 16 experts of 1440 x 1440, 4 chosen: one row 7 ms against 17, 6 rows 32
+against 101, 48 rows 64 against 759; 128 experts of 192 x 512, 8 chosen: 6 rows 5 ms against 11. A row has not quite the
+same bits alone and among others, in either, since matrix products block by size; both stay within 1e-6 of the output's
+largest entry.
 
 Letters: T rows, E experts, k chosen ones, I width of an expert, H hidden size.
 """

@@ -8,6 +8,7 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.experts import ExpertsKind
 from peagle_trt.readers.json_file import Fields
 from peagle_trt.readers.ranges import HEAD_DIM, SIZE
+from peagle_trt.readers.rope import DEFAULT_THETA
 from peagle_trt.readers.windows import WindowRule, refuse_windows
 
 # Settings that change the numbers, with the values under which they do not; null and absent never do.
@@ -41,6 +42,7 @@ class Architecture:
         has_sliding_window_flag: A window only counts while `use_sliding_window` is true; otherwise wherever it is set.
         default_head_dim: Width of a head where the configuration is silent, or None for hidden size over heads.
         default_attention_bias: `attention_bias` where the configuration is silent.
+        default_theta: Base of the rotary wavelengths where the configuration is silent.
         must_have: Keys of which one must be set, for the architecture's own default is not ours.
         experts: Which experts its layers have, or None for none.
         router_name: What a layer calls its router, where it has experts.
@@ -56,6 +58,7 @@ class Architecture:
     has_sliding_window_flag: bool = False
     default_head_dim: int | None = None
     default_attention_bias: bool = False
+    default_theta: float = DEFAULT_THETA
     must_have: tuple[str, ...] = ()
     experts: ExpertsKind | None = None
     router_name: str = ""
@@ -86,6 +89,7 @@ ARCHITECTURES = {
         window_rule="by_type",
         default_head_dim=64,
         default_attention_bias=True,
+        default_theta=150000.0,
         must_have=("rope_parameters", "rope_scaling"),
         experts="gpt_oss",
         router_name="router",

@@ -25,9 +25,9 @@ def read_huggingface_target(folder: Path) -> TargetCheckpoint:
     Raises:
         CheckpointError: The model is not supported, damaged or incomplete.
     """
+    config = read_target_config(folder)
     fields = read_object(folder / "config.json")
     _, architecture = find_architecture(fields)
-    config = read_target_config(folder)
     quantization = read_quantization(folder, fields)
     weights = read_weights(folder, read_folder_tensors(folder), config, architecture, quantization)
     return TargetCheckpoint(path=folder, config=config, weights=weights, tokenizer=find_tokenizer(folder))
@@ -61,7 +61,7 @@ def read_target_config(folder: Path) -> TargetConfig:
         head_dim=heads.width,
         vocab_size=vocab_size,
         rms_norm_eps=config.number("rms_norm_eps", within=EPSILON),
-        rope=read_rope(config),
+        rope=read_rope(config, default_theta=architecture.default_theta),
         max_positions=config.integer("max_position_embeddings", within=POSITIONS),
         is_tied=config.flag("tie_word_embeddings"),
         has_qkv_bias=has_attention_bias or architecture.always_has_qkv_bias,

@@ -23,14 +23,18 @@ _KEYS = {
 _COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "finetuned", "partial_rotary_factor"})
 
 
-def read_rope(config: Fields) -> RopeConfig:
+def read_rope(config: Fields, *, default_theta: float = DEFAULT_THETA) -> RopeConfig:
     """Translate a configuration's rotary embedding.
+
+    Args:
+        config: The configuration.
+        default_theta: Base of the wavelengths where the configuration is silent.
 
     Raises:
         CheckpointError: The type is unknown, a key is missing, or a key is there whose meaning is not known.
     """
     scaling = config.section("rope_parameters" if config.has("rope_parameters") else "rope_scaling")
-    theta = _read_theta(config, scaling)
+    theta = _read_theta(config, scaling, default_theta)
     for fields in (config, scaling):
         if fields.number("partial_rotary_factor", 1.0, within=SHARE) != 1.0:
             raise fields.refuse("partial_rotary_factor", "1.0", hint="only whole heads can be rotated")
@@ -52,8 +56,8 @@ def read_rope(config: Fields) -> RopeConfig:
     return RopeConfig(theta=theta)
 
 
-def _read_theta(config: Fields, scaling: Fields) -> float:
-    outer = config.number("rope_theta", DEFAULT_THETA, within=ROPE_THETA)
+def _read_theta(config: Fields, scaling: Fields, default: float) -> float:
+    outer = config.number("rope_theta", default, within=ROPE_THETA)
     inner = scaling.number("rope_theta", outer, within=ROPE_THETA)
     if config.has("rope_theta") and inner != outer:
         raise scaling.refuse("rope_theta", f"equal to the outer `rope_theta`, {outer}")

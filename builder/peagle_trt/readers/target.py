@@ -8,6 +8,7 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.checkpoint import TargetCheckpoint, TokenizerSource
 from peagle_trt.readers.gguf_file import read_gguf_target
 from peagle_trt.readers.huggingface import find_tokenizer, read_huggingface_target
+from peagle_trt.readers.quantized import HF_QUANT_CONFIG
 from peagle_trt.readers.shards import weight_files
 
 _TEXT_FILES = (
@@ -16,6 +17,7 @@ _TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    HF_QUANT_CONFIG,
 )
 
 

@@ -54,7 +54,11 @@ def matrix_part(stem: str, shape: tuple[int, ...], found: Specs, quantization: Q
     Raises:
         CheckpointError: Rows cannot be cut into blocks.
     """
-    if quantization is None or not _is_packed(stem, found, _scale_name(quantization)):
+    if (
+        quantization is None
+        or quantization.spelling == "mxfp4"  # It packs stacks of experts alone.
+        or not _is_packed(stem, found, _scale_name(quantization))
+    ):
         return plain_part(f"{stem}.weight", shape)
     if quantization.spelling in ("fp8", "fp8_inverse"):
         return _fp8_part(stem, shape, found, quantization)

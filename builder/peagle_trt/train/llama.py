@@ -212,9 +212,8 @@ def read_llama(path: Path, compute_dtype: torch.dtype, auxiliary_layers: tuple[i
 
     checkpoint = read_target(path)
     config = checkpoint.config
-    extras: tuple[bool, ...] = (config.has_qkv_bias, config.has_output_bias, config.has_mlp_bias, config.has_qk_norm)
-    extras += (bool(config.attention_windows), config.has_sinks, config.experts is not None)
-    if any(extras) or config.rope.scaling != "none":
+    extras = (config.has_qkv_bias, config.has_output_bias, config.has_mlp_bias, config.has_qk_norm, config.has_sinks)
+    if any(extras) or config.attention_windows or config.experts is not None or config.rope.scaling != "none":
         raise CheckpointError(
             f"`{path}` has biases, per-head norms, scaled rotary embeddings, windows, sinks or experts",
             hint="training here knows plain Llama targets; train heads of others with vLLM's speculators",

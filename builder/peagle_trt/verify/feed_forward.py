@@ -53,33 +53,26 @@ def mix_experts(experts: ExpertsConfig, load: Load, prefix: str, rows_TH: Array)
     if experts.normalizes_shares:
         shares_TE /= shares_TE.sum(axis=1, keepdims=True)
     mixed_TH = np.zeros_like(rows_TH)
-    weights = _ExpertWeights(experts, load, prefix)
-    for expert in np.flatnonzero(chosen_TE.any(axis=0)):
-        rows = np.flatnonzero(chosen_TE[:, expert])
-        mixed_TH[rows] += shares_TE[rows, expert, None] * weights.run(int(expert), rows_TH[rows])
+    rows_by_expert = {
+        int(expert): np.flatnonzero(chosen_TE[:, expert]) for expert in chosen_TE.any(axis=0).nonzero()[0]
+    }
+    gate_up = _project(experts, load, f"{prefix}experts_gate_up", {e: rows_TH[r] for e, r in rows_by_expert.items()})
+    activated = {expert: _activate(experts, values[:, ::2], values[:, 1::2]) for expert, values in gate_up.items()}
+    for expert, output in _project(experts, load, f"{prefix}experts_down", activated).items():
+        rows = rows_by_expert[expert]
+        mixed_TH[rows] += shares_TE[rows, expert, None] * output
     return mixed_TH, _smallest_margin(logits_TE, order_TE, count)
 
 
-class _ExpertWeights:
-    """The experts of one layer; one at a time is widened to float64."""
-
-    def __init__(self, experts: ExpertsConfig, load: Load, prefix: str) -> None:
-        self._experts = experts
-        self._gate_up, self._down = (load(f"{prefix}experts_{part}_proj") for part in ("gate_up", "down"))
-        self._biases = (
-            [read(load, f"{prefix}experts_{part}_bias") for part in ("gate_up", "down")]
-            if experts.has_expert_bias
-            else None
-        )
-
-    def run(self, expert: int, rows_TH: Array) -> Array:
-        """What one expert makes of rows."""
-        gate_up: Array = rows_TH @ self._gate_up[expert].astype(np.float64).T
-        if self._biases:
-            gate_up = gate_up + self._biases[0][expert]
-        activated = _activate(self._experts, gate_up[:, ::2], gate_up[:, 1::2])
-        output: Array = activated @ self._down[expert].astype(np.float64).T
-        return output + self._biases[1][expert] if self._biases else output
+def _project(experts: ExpertsConfig, load: Load, name: str, rows: dict[int, Array]) -> dict[int, Array]:
+    """Rows of every expert through a projection of its own, of which one at a time is widened to float64."""
+    weights, projected = load(f"{name}_proj"), dict[int, Array]()
+    biases = read(load, f"{name}_bias") if experts.has_expert_bias else None
+    for expert, values in rows.items():
+        projected[expert] = values @ weights[expert].astype(np.float64).T
+        if biases is not None:
+            projected[expert] += biases[expert]
+    return projected
 
 
 def _activate(experts: ExpertsConfig, gate: Array, up: Array) -> Array:

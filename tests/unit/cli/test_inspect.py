@@ -82,3 +82,9 @@ def test_a_length_that_nobody_gave_is_not_blamed(
     edit_config(tmp_path, max_position_embeddings=8)
     assert run(["build", "--target", str(tmp_path), "--drafter", str(folder / "head"), "--dry-run"]) == 4
     assert "was made for 8 token(s)" in capsys.readouterr().err
+
+
+def test_experts_are_shown_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_target(tmp_path, "Qwen3MoeForCausalLM", num_hidden_layers=1)
+    assert inspect(tmp_path) == 0
+    assert "  experts                16 of width 32, 4 a token\n" in capsys.readouterr().out
