@@ -49,9 +49,11 @@ DRAFT_TOKENS = 5
 def prove_build(model: str, work: Path, _: int) -> Result:
     """Build until the graphs are written."""
     synthesize(model, work)
+    for earlier in (work / "build", staging_path(work / "build")):
+        shutil.rmtree(earlier, ignore_errors=True)
     command = [sys.executable, "-c", "import sys; from peagle_trt.cli.main import main; sys.exit(main())", "build"]
     command += ["--target", str(work / "target"), "--drafter", str(work / "drafter")]
-    command += ["--until", "graph", "-o", str(work / "build"), "--force"]
+    command += ["--until", "graph", "-o", str(work / "build")]
     before = disk_bytes(work)
     start = time.monotonic()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -181,10 +181,13 @@ def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
 
 def _choose_precision(spec: BuildSpec) -> tuple[str, str]:
     """The recipe for someone who named none, and why; the same on every machine."""
-    needed = stages.float32_bytes(read_target(spec.target_path))
-    if needed > MAX_AUTOMATIC_BYTES:
-        return "native", f"as float32 the target would take {needed:,} bytes; its own are read in place"
-    return "fp32", f"as float32 the target takes {needed:,} bytes"
+    target = read_target(spec.target_path)
+    needed = stages.float32_bytes(target)
+    if needed <= MAX_AUTOMATIC_BYTES:
+        return "fp32", f"the target takes {needed:,} bytes as float32"
+    if stages.can_stay_in_place(target):
+        return "native", f"the target would take {needed:,} bytes as float32; its own are read in place"
+    return "fp32", f"the target takes {needed:,} bytes as float32, and its own cannot be read in place"
 
 
 def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCheckpoint, report: Report) -> None:

@@ -111,6 +111,15 @@ def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
     return WeightBytes(written=copied + stored_bytes(drafter_additions(drafter, target)), in_place=whole - copied)
 
 
+def can_stay_in_place(target: TargetCheckpoint) -> bool:
+    """Whether the recipe `native` can read a target."""
+    try:
+        target_references(target)
+    except CheckpointError:
+        return False
+    return True
+
+
 def float32_bytes(target: TargetCheckpoint) -> int:
     """What a target's weights take as float32."""
     return stored_bytes(target_layout(target))

@@ -176,9 +176,9 @@ def _pieces(name: str, tensor: LazyTensor) -> dict[str, TensorSpec]:
 def _require_referable(name: str, spec: TensorSpec) -> TensorSpec:
     location = spec.location
     if location is None or location.path.suffix != ".safetensors" or spec.dtype not in REFERABLE_TYPES:
-        where = location.path if location else spec.name
+        where = f"`{location.path}`" if location else "the checkpoint"
         raise CheckpointError(
-            f"`{where}` stores `{spec.name}` as {spec.dtype}, which a graph cannot read in place",
+            f"{where} stores `{spec.name}` as {spec.dtype}, which a graph cannot read in place",
             hint=f"precision `native` reads safetensors of {', '.join(REFERABLE_TYPES)}; use `fp32`",
         )
     return replace(spec, name=name)

@@ -11,7 +11,7 @@ import pytest
 
 from peagle_trt import pipeline
 from peagle_trt.build_folder import read_manifest
-from peagle_trt.errors import VerificationError
+from peagle_trt.errors import CheckpointError, VerificationError
 from peagle_trt.files import SAMPLE_STEP_BYTES, sampled_sha256_of
 from peagle_trt.plan import STAGES
 from peagle_trt.spec import BuildSpec
@@ -74,9 +74,22 @@ def test_a_target_too_large_for_float32_stays_in_place(spec: BuildSpec, monkeypa
     lines: list[str] = []
     monkeypatch.setattr("peagle_trt.pipeline.MAX_AUTOMATIC_BYTES", 1000)
     assert pipeline.build(automatic, report=lines.append).precision == "native"
-    assert any(line.startswith("precision native: as float32 the target would take ") for line in lines)
+    assert any(line.startswith("precision native: the target would take ") for line in lines)
     monkeypatch.undo()
     assert pipeline.build(automatic).precision == "fp32"
+
+
+def test_a_large_target_that_cannot_stay_in_place_becomes_float32(
+    spec: BuildSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peagle_trt.pipeline.MAX_AUTOMATIC_BYTES", 1000)
+    monkeypatch.setattr("peagle_trt.quant.in_place.REFERABLE_TYPES", ("BF16",))
+    lines: list[str] = []
+    automatic = dataclasses.replace(spec, precision="auto")
+    assert pipeline.build(automatic, report=lines.append, until="read").precision == "fp32"
+    assert any("cannot be read in place" in line for line in lines)
+    with pytest.raises(CheckpointError, match="which a graph cannot read in place"):
+        pipeline.build(dataclasses.replace(spec, precision="native"))
 
 
 def test_gigabytes_are_told_apart_by_a_sample(native: BuildSpec, monkeypatch: pytest.MonkeyPatch) -> None:
