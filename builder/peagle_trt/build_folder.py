@@ -12,7 +12,15 @@ from pathlib import Path
 import msgspec
 
 from peagle_trt.errors import MachineError, UsageError, VerificationError
-from peagle_trt.files import link_or_copy, naming_os_errors, remove_folder, sha256_of, write_text
+from peagle_trt.files import (
+    SAMPLED_FROM_BYTES,
+    link_or_copy,
+    naming_os_errors,
+    remove_folder,
+    sampled_sha256_of,
+    sha256_of,
+    write_text,
+)
 from peagle_trt.spec import ARTIFACT_FORMAT, EngineFile, EngineManifest
 
 MANIFEST_NAME = "manifest.json"
@@ -68,7 +76,7 @@ def check_files(build_path: Path, files: Iterable[EngineFile]) -> None:
         path = build_path / file.path
         if not path.is_file():
             raise VerificationError(f"`{build_path}` lacks `{file.path}`", hint="build it again")
-        if path.stat().st_size != file.size_bytes or sha256_of(path) != file.sha256:
+        if path.stat().st_size != file.size_bytes or _digest(path, is_sampled=file.is_sampled) != file.sha256:
             raise VerificationError(f"`{path}` is not the file that was built", hint="build it again")
 
 
@@ -274,7 +282,14 @@ def _looks_like_a_build(folder: Path) -> bool:
 
 def _describe(folder: Path, name: str) -> EngineFile:
     path = folder / name
-    return EngineFile(path=name, size_bytes=path.stat().st_size, sha256=sha256_of(path))
+    size_bytes = path.stat().st_size
+    is_sampled = size_bytes >= SAMPLED_FROM_BYTES
+    digest = _digest(path, is_sampled=is_sampled)
+    return EngineFile(path=name, size_bytes=size_bytes, sha256=digest, is_sampled=is_sampled)
+
+
+def _digest(path: Path, *, is_sampled: bool) -> str:
+    return sampled_sha256_of(path) if is_sampled else sha256_of(path)
 
 
 def _is_usable(folder: Path, record: StepRecord | None, inputs: str) -> bool:

@@ -23,6 +23,7 @@ from peagle_trt.errors import CheckpointError, PlanError, UsageError, Verificati
 from peagle_trt.files import require_free_space
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
 from peagle_trt.quant import find_recipe
+from peagle_trt.quant.registry import AUTOMATIC, MAX_AUTOMATIC_BYTES
 from peagle_trt.readers import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -55,20 +56,20 @@ def build(
     Raises:
         PeagleError: Something a user can mend; nothing then stands under `spec.output_path` that was not there before.
     """
-    spec, choice = _resolve(spec)
+    spec, choices = _resolve(spec)
     plan = make_plan(spec)
     standing = _standing_build(spec, report) if plan.is_complete and not is_fresh else None
     if standing is not None:
         report(f"nothing to do: `{spec.output_path}` is complete")
         return standing
-    if choice:
+    for choice in choices:
         report(choice)
     checkpoints = read_checkpoints(spec, report)
     _require_space(spec, plan, checkpoints)
     with staged_build(spec.output_path) as folder:
         run = _Run(spec=spec, plan=plan, folder=folder, until=until, is_fresh=is_fresh, report=report)
         run.stage("read", lambda: stages.write_tokenizer(checkpoints, folder.path))
-        run.stage("quantize", lambda: stages.write_weights(checkpoints, folder.path))
+        run.stage("quantize", lambda: stages.write_weights(spec, checkpoints, folder.path))
         run.stage("graph", lambda: stages.write_graphs(spec, checkpoints, folder.path))
         manifest = msgspec.structs.replace(stages.describe(spec, checkpoints), graphs=stages.graph_roles(folder))
         with stages.EngineStages(folder.path, manifest) as engine:
@@ -88,9 +89,17 @@ def dry_run(spec: BuildSpec, *, report: Report = lambda line: None) -> Plan:
     Raises:
         PeagleError: What `build` would raise before its first long step.
     """
-    spec, _ = _resolve(spec)
+    spec, choices = _resolve(spec)
+    for choice in choices:
+        report(choice)
     require_replaceable(spec.output_path)
-    return make_plan(spec, sizes={"quantize": stages.weight_bytes(read_checkpoints(spec, report))})
+    weights = stages.plan_weights(spec, read_checkpoints(spec, report))
+    plan = make_plan(spec)
+    steps = [
+        replace(step, size_bytes=weights.written, in_place_bytes=weights.in_place) if step.name == "quantize" else step
+        for step in plan.steps
+    ]
+    return replace(plan, steps=tuple(steps))
 
 
 def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Checkpoints:
@@ -156,15 +165,31 @@ def _standing_build(spec: BuildSpec, report: Report) -> EngineManifest | None:
     return manifest
 
 
-def _resolve(spec: BuildSpec) -> tuple[BuildSpec, str]:
-    """The spec with backend and output path decided, and a line about a backend that was chosen for the user."""
+def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
+    """The spec with backend, recipe and output path decided, and a line about each that was chosen for the user."""
     from peagle_trt.engine.registry import choose_backend
 
     check_spec(spec)
-    find_recipe(spec.precision)
     backend, reason = choose_backend(spec.backend)
-    choice = "" if backend == spec.backend else f"backend {backend}: {reason}"
-    return replace(spec, backend=backend, output_path=resolve_output(spec.output_path)), choice
+    choices = [] if backend == spec.backend else [f"backend {backend}: {reason}"]
+    precision = spec.precision
+    if precision == AUTOMATIC:
+        precision, reason = _choose_precision(spec)
+        choices.append(f"precision {precision}: {reason}")
+    find_recipe(precision)
+    resolved = replace(spec, backend=backend, precision=precision, output_path=resolve_output(spec.output_path))
+    return resolved, choices
+
+
+def _choose_precision(spec: BuildSpec) -> tuple[str, str]:
+    """The recipe for someone who named none, and why; the same on every machine."""
+    target = read_target(spec.target_path)
+    needed = stages.float32_bytes(target)
+    if needed <= MAX_AUTOMATIC_BYTES:
+        return "fp32", f"the target takes {needed:,} bytes as float32"
+    if stages.can_stay_in_place(target):
+        return "native", f"the target would take {needed:,} bytes as float32; its own are read in place"
+    return "fp32", f"the target takes {needed:,} bytes as float32, and its own cannot be read in place"
 
 
 def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCheckpoint, report: Report) -> None:
@@ -187,4 +212,4 @@ def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCh
 
 def _require_space(spec: BuildSpec, plan: Plan, checkpoints: Checkpoints) -> None:
     if not plan.step("quantize").is_cached:
-        require_free_space(spec.output_path.parent, stages.weight_bytes(checkpoints))
+        require_free_space(spec.output_path.parent, stages.plan_weights(spec, checkpoints).written)

@@ -41,12 +41,14 @@ class Step:
         inputs: Hash of everything it depends on, earlier steps included.
         is_cached: An earlier run left its outputs, made from the same inputs.
         size_bytes: What it writes, or None where that is not known before it runs.
+        in_place_bytes: What it leaves in the checkpoints' files and points at; 0 where that is nothing or not known.
     """
 
     name: str
     inputs: str
     is_cached: bool
     size_bytes: int | None = None
+    in_place_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +84,11 @@ def check_spec(spec: BuildSpec) -> None:
             raise PlanError(f"{name} must lie in {low}..{high}; found {value}")
 
 
-def make_plan(spec: BuildSpec, *, sizes: dict[str, int] | None = None) -> Plan:
-    """Plan a build; reads no checkpoint.
+def make_plan(spec: BuildSpec) -> Plan:
+    """Plan a build; reads no checkpoint, and knows no sizes.
 
     Args:
         spec: The build.
-        sizes: Bytes that stages will write, where the caller knows.
 
     Raises:
         CheckpointError: A checkpoint's files are not there.
@@ -99,7 +100,7 @@ def make_plan(spec: BuildSpec, *, sizes: dict[str, int] | None = None) -> Plan:
     for stage in STAGES:
         digest = _digest([digest, __version__, settings[stage], _rooms_digest(stage), _library_versions(stage)])
         is_cached = finished.is_done(stage, digest)
-        steps.append(Step(name=stage, inputs=digest, is_cached=is_cached, size_bytes=(sizes or {}).get(stage)))
+        steps.append(Step(name=stage, inputs=digest, is_cached=is_cached))
     is_complete = finished.has_manifest and all(finished.is_published(step.name, step.inputs) for step in steps)
     return Plan(steps=tuple(steps), is_complete=is_complete)
 

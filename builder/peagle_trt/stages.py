@@ -13,9 +13,24 @@ from peagle_trt import __version__
 from peagle_trt.build_folder import StagedBuild
 from peagle_trt.errors import CheckpointError
 from peagle_trt.files import write_text
-from peagle_trt.quant import StoredWeights, open_stored, write_drafter_weights, write_target_weights
+from peagle_trt.quant import (
+    StoredWeights,
+    find_recipe,
+    link_drafter_weights,
+    link_target_weights,
+    open_stored,
+    write_drafter_weights,
+    write_target_weights,
+)
+from peagle_trt.quant.in_place import bytes_to_copy, shards
 from peagle_trt.quant.layout import drafter_layout, target_layout
-from peagle_trt.quant.store import stored_bytes
+from peagle_trt.quant.store import (
+    drafter_additions,
+    drafter_references,
+    stored_bytes,
+    stored_files,
+    target_references,
+)
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, TokenizerSource
 from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
 
@@ -68,11 +83,46 @@ def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
     )
 
 
-def weight_bytes(checkpoints: Checkpoints) -> int:
-    """What `write_weights` will write."""
-    return stored_bytes(target_layout(checkpoints.target)) + stored_bytes(
-        drafter_layout(checkpoints.drafter, checkpoints.target)
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightBytes:
+    """What the weights of a build take.
+
+    Attributes:
+        written: Bytes that are new on the disk.
+        in_place: Bytes of the checkpoints' own files that the build shares.
+    """
+
+    written: int
+    in_place: int
+
+
+def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
+    """What `write_weights` will write and share.
+
+    Raises:
+        CheckpointError: The recipe leaves weights in place, and one cannot be read there.
+    """
+    target, drafter = checkpoints.target, checkpoints.drafter
+    if find_recipe(spec.precision).weight_type is not None:
+        return WeightBytes(written=float32_bytes(target) + stored_bytes(drafter_layout(drafter, target)), in_place=0)
+    references = [target_references(target), drafter_references(drafter)]
+    copied = sum(bytes_to_copy(each, spec.output_path) for each in references)
+    whole = sum(path.stat().st_size for each in references for path in shards(each))
+    return WeightBytes(written=copied + stored_bytes(drafter_additions(drafter, target)), in_place=whole - copied)
+
+
+def can_stay_in_place(target: TargetCheckpoint) -> bool:
+    """Whether the recipe `native` can read a target."""
+    try:
+        target_references(target)
+    except CheckpointError:
+        return False
+    return True
+
+
+def float32_bytes(target: TargetCheckpoint) -> int:
+    """What a target's weights take as float32."""
+    return stored_bytes(target_layout(target))
 
 
 def write_tokenizer(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
@@ -121,11 +171,17 @@ def _check_template(source: TokenizerSource) -> None:
         ) from error
 
 
-def write_weights(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
-    """quantize: the weights of both models."""
-    write_target_weights(checkpoints.target, folder / TARGET_WEIGHTS)
-    write_drafter_weights(checkpoints.drafter, checkpoints.target, folder / DRAFTER_WEIGHTS)
-    return (TARGET_WEIGHTS, DRAFTER_WEIGHTS)
+def write_weights(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
+    """quantize: the weights of both models, written or left where the checkpoints have them."""
+    target_path, drafter_path = folder / TARGET_WEIGHTS, folder / DRAFTER_WEIGHTS
+    if find_recipe(spec.precision).weight_type is None:
+        link_target_weights(checkpoints.target, target_path)
+        link_drafter_weights(checkpoints.drafter, checkpoints.target, drafter_path)
+    else:
+        write_target_weights(checkpoints.target, target_path)
+        write_drafter_weights(checkpoints.drafter, checkpoints.target, drafter_path)
+    files = [*stored_files(target_path), *stored_files(drafter_path)]
+    return tuple(file.relative_to(folder).as_posix() for file in files)
 
 
 def write_graphs(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:

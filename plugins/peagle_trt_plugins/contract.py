@@ -35,7 +35,8 @@ class Port:
 
     Attributes:
         name: Its name in every form.
-        element: "float" is float32, float16 or bfloat16, the same for all ports of a call.
+        element: "float" is float32, float16 or bfloat16, the same for all ports of a call; only `embedding` may be
+            of another of the three, since a checkpoint's table is used where it lies.
         dims: Shape in the letters of this module.
         meaning: What it holds.
     """

@@ -12,15 +12,20 @@ if TYPE_CHECKING:
 OPSET = 23
 
 
-def parallel_draft_function() -> onnx.FunctionProto:
-    """The function to add to a model that holds a `ParallelDraft` node. Uses standard operators of opset 23 only."""
+def parallel_draft_function(*, widens_embedding: bool = False) -> onnx.FunctionProto:
+    """The function to add to a model that holds a `ParallelDraft` node. Uses standard operators of opset 23 only.
+
+    Args:
+        widens_embedding: The embedding table is of another floating type than the other ports; the rows that are
+            read are turned into theirs.
+    """
     from onnx import helper
 
     body = _Body()
     _lay_out_rows(body)
     _fill_tokens(body)
     _fill_hidden(body)
-    _norm_and_concatenate(body)
+    _norm_and_concatenate(body, widens_embedding=widens_embedding)
     return helper.make_function(
         domain=contract.DOMAIN,
         fname=contract.NAME,
@@ -120,11 +125,14 @@ def _fill_hidden(body: _Body) -> None:
     body.add("Where", ["is_real_BW1", "padded_hidden_BWH", "unreal_hidden_BWH"], "hidden_BWH")
 
 
-def _norm_and_concatenate(body: _Body) -> None:
+def _norm_and_concatenate(body: _Body, *, widens_embedding: bool) -> None:
     """layer_input and residual."""
     from onnx import AttributeProto, TensorProto
 
-    body.add("Gather", ["embedding", "token_ids_BW"], "embedded_BWH", axis=0)
+    embedded = "stored_BWH" if widens_embedding else "embedded_BWH"
+    body.add("Gather", ["embedding", "token_ids_BW"], embedded, axis=0)
+    if widens_embedding:
+        body.add("CastLike", [embedded, "embedding_norm_weight"], "embedded_BWH")
     for source, weight, output in (
         ("embedded_BWH", "embedding_norm_weight", "normed_embedded_BWH"),
         ("hidden_BWH", "hidden_norm_weight", "normed_hidden_BWH"),

@@ -36,6 +36,20 @@ def rename_tensors(folder: Path, old: str, new: str) -> None:
     save_file({new + k.removeprefix(old) if k.startswith(old) else k: v for k, v in tensors.items()}, path)
 
 
+def narrow_tensors(folder: Path, dtype: str = "bfloat16") -> None:
+    """Store every floating tensor as a half-width type named as in torch."""
+    import torch
+    from safetensors.torch import load_file as load_torch
+    from safetensors.torch import save_file as save_torch
+
+    path = folder / "model.safetensors"
+    tensors = {
+        name: value.to(getattr(torch, dtype)) if value.is_floating_point() else value
+        for name, value in load_torch(path).items()
+    }
+    save_torch(tensors, path)
+
+
 def write_raw(path: Path, header: bytes, data: bytes = b"") -> Path:
     """A safetensors file with this very header."""
     path.write_bytes(len(header).to_bytes(8, "little") + header + data)

@@ -14,7 +14,8 @@ from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import BACKENDS
 from peagle_trt.errors import UsageError
 from peagle_trt.plan import MAX_BATCH_SIZE, MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH, STAGES, Plan
-from peagle_trt.quant import RECIPES
+from peagle_trt.quant import AUTOMATIC, RECIPES
+from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES
 from peagle_trt.readers import read_target
 from peagle_trt.spec import BuildSpec, EngineManifest
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
@@ -53,7 +54,12 @@ def _default_of(number: int) -> str:
     help=f"K: tokens drafted in each step; {_default_of(DEFAULT_DRAFT_TOKENS)}",
 )
 @click.option(
-    "--precision", type=click.Choice(list(RECIPES)), default="fp32", show_default=True, help="Recipe of the weights."
+    "--precision",
+    type=click.Choice([AUTOMATIC, *RECIPES]),
+    default=AUTOMATIC,
+    show_default=True,
+    help="Recipe of the weights; auto is fp32 unless that would take more than "
+    f"{MAX_AUTOMATIC_BYTES >> 30} GiB, then native.",
 )
 @click.option(
     "--backend", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="What runs it."
@@ -142,7 +148,13 @@ def _find_drafter(drafter: str | None, entry: catalog.CatalogEntry | None) -> Pa
 
 def _plan_document(plan: Plan) -> dict[str, object]:
     steps = [
-        {"name": step.name, "cached": step.is_cached, "bytes": step.size_bytes, "inputs": step.inputs}
+        {
+            "name": step.name,
+            "cached": step.is_cached,
+            "bytes": step.size_bytes,
+            "in_place_bytes": step.in_place_bytes,
+            "inputs": step.inputs,
+        }
         for step in plan.steps
     ]
     return {"is_complete": plan.is_complete, "steps": steps}
@@ -152,6 +164,8 @@ def _plan_text(plan: Plan) -> str:
     lines = []
     for step in plan.steps:
         size = "" if step.size_bytes is None else f"{step.size_bytes:>16,} bytes"
+        if step.in_place_bytes:
+            size += f" new, {step.in_place_bytes:,} in place"
         lines.append(f"{step.name:<10} {'cached' if step.is_cached else 'to do':<8}{size}".rstrip())
     return "\n".join(lines)
 

@@ -37,7 +37,7 @@ def check_engine(build_path: Path, manifest: EngineManifest) -> None:
     from peagle_trt.engine.ort_graph import check_graph
 
     for path in manifest.graphs.values():
-        check_graph(build_path / path)
+        check_graph(build_path / path, manifest)
 
 
 def open_engine(build_path: Path, manifest: EngineManifest, *, num_threads: int | None = None) -> Engine:

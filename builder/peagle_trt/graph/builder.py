@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,14 @@ IR_VERSION = 11
 MICROSOFT = "com.microsoft"
 
 Dims = Sequence[int | str]
+Value = tuple[str, str, Dims]
+"""Name, element type as in `onnx.TensorProto`, and dimensions."""
+
+MAX_WIDENED_BYTES = 1 << 28
+"""Largest float32 copy of a weight that a pass makes at once: a larger matrix is widened in blocks of rows, so that an
+output layer of 201,088 x 2,880 takes 0.25 GiB while it is used instead of 2.3."""
+
+_WIDENED = ("BF16", "F16")
 
 
 class GraphBuilder:
@@ -32,11 +41,14 @@ class GraphBuilder:
         self._name = name
         self._stored = stored
         self._nodes: list[onnx.NodeProto] = []
+        self._first_nodes: list[onnx.NodeProto] = []
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._functions: dict[str, onnx.FunctionProto] = {}
-        self._count = 0
+        self._widened: dict[str, str] = {}
+        self._scope = ""
+        self._count = self._num_nodes = 0
 
     def input(self, name: str, element: str, dims: Dims) -> str:
         """Declare an input; `element` is a name of `onnx.TensorProto`, such as FLOAT or INT32."""
@@ -64,20 +76,66 @@ class GraphBuilder:
         from onnx import helper
 
         names = [self.unique(op_type) for _ in range(outputs)] if isinstance(outputs, int) else list(outputs)
-        self._nodes.append(
-            helper.make_node(op_type, inputs, names, name=f"{op_type}_{len(self._nodes)}", domain=domain, **attributes)
-        )
+        name = f"{self._scope}{op_type}_{self._num_nodes}"
+        self._num_nodes += 1
+        self._nodes.append(helper.make_node(op_type, inputs, names, name=name, domain=domain, **attributes))
         return names
 
     def weight(self, name: str) -> str:
-        """A stored weight by our name; added once however often it is used.
+        """A stored weight by our name, widened to float32 where it is stored as half of one; added once however often
+        it is used.
 
         Raises:
             KeyError: Nothing of that name is stored.
         """
-        if name not in self._initializers:
-            self._initializers[name] = _external(self._stored[name], name)
-        return name
+        if self._stored[name].dtype not in _WIDENED:
+            return self.raw_weight(name)
+        if name not in self._widened:
+            self._widened[name] = self._widen(self.raw_weight(name))
+        return self._widened[name]
+
+    def raw_weight(self, name: str) -> str:
+        """A stored weight by our name in the type it is stored in.
+
+        Raises:
+            KeyError: Nothing of that name is stored.
+        """
+        return self._place(name, self._stored[name])
+
+    def is_cut(self, name: str) -> bool:
+        """Whether a stored matrix is too large to be widened at once."""
+        spec = self._stored[name]
+        return spec.dtype in _WIDENED and _rows_at_once(spec) < spec.shape[0]
+
+    def weight_blocks(self, name: str) -> Iterator[str]:
+        """A stored matrix as float32 blocks of rows, none over `MAX_WIDENED_BYTES`.
+
+        Raises:
+            KeyError: Nothing of that name is stored.
+        """
+        for block in _row_blocks(self._stored[name]):
+            yield self._widen(self._place(block.name, block))
+
+    def rows(self, table: str, indices: str) -> str:
+        """Rows of a stored table as float32; only the rows are widened."""
+        found = self.op("Gather", self.raw_weight(table), indices, axis=0)
+        return self.cast(found, "FLOAT") if self._stored[table].dtype in _WIDENED else found
+
+    def stored(self, name: str) -> TensorSpec:
+        """What is stored under a name, and where.
+
+        Raises:
+            KeyError: Nothing of that name is stored.
+        """
+        return self._stored[name]
+
+    def place(self, spec: TensorSpec) -> str:
+        """A run of stored bytes as a weight of its own, under the name it carries; added once."""
+        return self._place(spec.name, spec)
+
+    def is_widened(self, name: str) -> bool:
+        """Whether a stored weight's raw type is narrower than the float32 that the graph computes in."""
+        return self._stored[name].dtype in _WIDENED
 
     def has_weight(self, name: str) -> bool:
         """Whether a weight of that name is stored."""
@@ -95,12 +153,32 @@ class GraphBuilder:
         """Add the body of a custom node."""
         self._functions[f"{function.domain}::{function.name}"] = function
 
+    def subgraph(self, name: str, inputs: Sequence[Value], emit: Callable[[], Sequence[Value]]) -> onnx.GraphProto:
+        """The body of a control-flow node, which may use everything that is outside of it.
+
+        Args:
+            name: Name of the body.
+            inputs: Its own inputs.
+            emit: Appends its nodes and returns its outputs.
+        """
+        from onnx import helper
+
+        outer_nodes, outer_widened, outer_scope = self._nodes, self._widened, self._scope
+        # What the body widens is the body's alone.
+        self._nodes, self._widened, self._scope = [], dict(outer_widened), f"{name}/"
+        try:
+            outputs = emit()
+            given, made = ([_value_info(*value) for value in values] for values in (inputs, outputs))
+            return helper.make_graph(self._nodes, name, given, made)
+        finally:
+            self._nodes, self._widened, self._scope = outer_nodes, outer_widened, outer_scope
+
     def model(self) -> onnx.ModelProto:
         """The finished model, checked by the ONNX checker."""
         from onnx import helper
 
         graph = helper.make_graph(
-            self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
+            self._first_nodes + self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
         )
         domains = {"": OPSET, MICROSOFT: 1} | {function.domain: 1 for function in self._functions.values()}
         return helper.make_model(
@@ -115,6 +193,43 @@ class GraphBuilder:
         """A name nobody else has."""
         self._count += 1
         return f"{stem}.{self._count}"
+
+    def _widen(self, raw: str) -> str:
+        """A Cast that runs just before the node that uses it.
+
+        ONNX Runtime 1.32 orders nodes by walking back from the outputs, from every node to the input with the highest
+        number first. A Cast numbered after the rows that its product reads would run before all that lead up to them,
+        and with it those of every layer; so they come first.
+        """
+        others, self._nodes = self._nodes, self._first_nodes
+        try:
+            return self.cast(raw, "FLOAT")
+        finally:
+            self._nodes = others
+
+    def _place(self, name: str, spec: TensorSpec) -> str:
+        if name not in self._initializers:
+            self._initializers[name] = _external(spec, name)
+        return name
+
+
+def _rows_at_once(spec: TensorSpec) -> int:
+    assert spec.location is not None, "weights of a graph lie on disk"
+    row_bytes = spec.location.length_bytes // spec.shape[0]
+    return max(1, MAX_WIDENED_BYTES // (2 * row_bytes))
+
+
+def _row_blocks(spec: TensorSpec) -> Iterator[TensorSpec]:
+    """Runs of a tensor's rows, in order; they share its bytes."""
+    assert spec.location is not None, "weights of a graph lie on disk"
+    row_bytes = spec.location.length_bytes // spec.shape[0]
+    for first in range(0, spec.shape[0], _rows_at_once(spec)):
+        rows = min(_rows_at_once(spec), spec.shape[0] - first)
+        location = replace(
+            spec.location, offset_bytes=spec.location.offset_bytes + first * row_bytes, length_bytes=rows * row_bytes
+        )
+        name = f"{spec.name}.rows.{first}"
+        yield TensorSpec(name=name, dtype=spec.dtype, shape=(rows, *spec.shape[1:]), location=location)
 
 
 def _value_info(name: str, element: str, dims: Dims) -> onnx.ValueInfoProto:
@@ -132,6 +247,7 @@ def _external(spec: TensorSpec, name: str) -> onnx.TensorProto:
         "BF16": TensorProto.BFLOAT16,
         "I64": TensorProto.INT64,
         "I32": TensorProto.INT32,
+        "U8": TensorProto.UINT8,
     }
     if spec.location is None:
         raise ValueError(f"weight `{spec.name}` has no place on disk")

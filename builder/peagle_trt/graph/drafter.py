@@ -13,7 +13,7 @@ import numpy as np
 
 from peagle_trt.graph.attention import GroupedAttention, HeadShape
 from peagle_trt.graph.builder import GraphBuilder
-from peagle_trt.graph.layers import add_and_norm, decoder_layer, flatten, rms_norm
+from peagle_trt.graph.layers import add_and_norm, decoder_layer, flatten, linear, rms_norm
 from peagle_trt.spec import DrafterConfig, TensorSpec
 from peagle_trt_plugins import contract
 from peagle_trt_plugins.onnx_function import parallel_draft_function
@@ -72,11 +72,9 @@ def _parallel_draft(builder: GraphBuilder, config: DrafterConfig, batch: int) ->
     num_accepted = builder.input("num_accepted", "INT32", [batch])
     start_positions = builder.input("start_positions", "INT32", [batch])
     mask_token_ids = builder.input("mask_token_ids", "INT32", ["K"])
-    fused = builder.op(
-        "Gemm", _before_fc(builder, config, flatten(builder, hidden, fused_width)), builder.weight("fc"), transB=1
-    )
+    fused = linear(builder, _before_fc(builder, config, flatten(builder, hidden, fused_width)), "fc")
     by_sequence = builder.op("Reshape", fused, builder.constant(np.array([batch, -1, config.hidden_size], np.int64)))
-    builder.function(parallel_draft_function())
+    builder.function(parallel_draft_function(widens_embedding=builder.is_widened("embed_tokens")))
     layer_input, residual, _, sample_rows = builder.ops(
         contract.NAME,
         next_token_ids,
@@ -84,7 +82,7 @@ def _parallel_draft(builder: GraphBuilder, config: DrafterConfig, batch: int) ->
         num_accepted,
         start_positions,
         mask_token_ids,
-        builder.weight("embed_tokens"),
+        builder.raw_weight("embed_tokens"),
         builder.weight("fused_mask_hidden"),
         builder.weight("layers.0.input_norm"),
         builder.weight("layers.0.hidden_norm"),
@@ -113,7 +111,7 @@ def _sample(builder: GraphBuilder, config: DrafterConfig, normed_T: str, sample_
     by_sequence = builder.op("Reshape", normed_T, builder.constant(np.array([batch, -1, config.hidden_size], np.int64)))
     indices = builder.op("Unsqueeze", sample_rows_BK, builder.constant(np.array([2], np.int64)))
     rows = builder.op("GatherND", by_sequence, builder.cast(indices, "INT64"), batch_dims=1)
-    logits = builder.op("Gemm", flatten(builder, rows, config.hidden_size), builder.weight("lm_head"), transB=1)
+    logits = linear(builder, flatten(builder, rows, config.hidden_size), "lm_head")
     shape = builder.constant(np.array([batch, -1, config.draft_vocab_size], np.int64))
     builder.op("Reshape", logits, shape, output="draft_logits")
     best = builder.op("ArgMax", "draft_logits", axis=-1, keepdims=0)

@@ -40,7 +40,7 @@ def fused_experts(builder: GraphBuilder, experts: ExpertsConfig, rows: str, pref
     return builder.op(
         "MoE",
         rows,
-        _router_logits(builder, rows, prefix),
+        router_logits(builder, rows, prefix),
         builder.weight(f"{prefix}experts_gate_up_proj"),
         builder.weight(f"{prefix}experts_gate_up_bias") if experts.has_expert_bias else "",
         builder.weight(f"{prefix}experts_down_proj"),
@@ -59,23 +59,24 @@ def fused_experts(builder: GraphBuilder, experts: ExpertsConfig, rows: str, pref
 
 def gathered_experts(builder: GraphBuilder, experts: ExpertsConfig, rows: str, prefix: str) -> str:
     """The same in standard operators; see `fused_experts`."""
-    shares, chosen = _choose(builder, experts, _router_logits(builder, rows, prefix))
+    shares, chosen = choose(builder, experts, router_logits(builder, rows, prefix))
     # [T, 1, H, 1]: one column for every chosen expert of a row.
     column = builder.op("Unsqueeze", rows, _integers(builder, 1, 3))
     gate_up = _project(builder, experts, f"{prefix}experts_gate_up", chosen, column)
-    activated = builder.op("Unsqueeze", _activate(builder, experts, gate_up), _integers(builder, 3))
+    activated = builder.op("Unsqueeze", activate(builder, experts, gate_up), _integers(builder, 3))
     outputs = _project(builder, experts, f"{prefix}experts_down", chosen, activated)
     weighted = builder.op("Mul", outputs, builder.op("Unsqueeze", shares, _integers(builder, 2)))
     return builder.op("ReduceSum", weighted, _integers(builder, 1), keepdims=0)
 
 
-def _router_logits(builder: GraphBuilder, rows: str, prefix: str) -> str:
+def router_logits(builder: GraphBuilder, rows: str, prefix: str) -> str:
+    """What the router of a layer says about every expert, [T, E]."""
     bias = f"{prefix}router_bias"
     optional = [builder.weight(bias)] if builder.has_weight(bias) else []
     return builder.op("Gemm", rows, builder.weight(f"{prefix}router"), *optional, transB=1)
 
 
-def _choose(builder: GraphBuilder, experts: ExpertsConfig, logits_TE: str) -> tuple[str, str]:
+def choose(builder: GraphBuilder, experts: ExpertsConfig, logits_TE: str) -> tuple[str, str]:
     """Shares and indices of the chosen experts, [T, k] each."""
     count = _integers(builder, experts.experts_per_token)
     if experts.normalizes_shares:
@@ -94,8 +95,8 @@ def _project(builder: GraphBuilder, experts: ExpertsConfig, name: str, chosen_Tk
     return builder.op("Add", projected, builder.op("Gather", builder.weight(f"{name}_bias"), chosen_Tk, axis=0))
 
 
-def _activate(builder: GraphBuilder, experts: ExpertsConfig, gate_up: str) -> str:
-    """[T, k, 2I] -> [T, k, I]."""
+def activate(builder: GraphBuilder, experts: ExpertsConfig, gate_up: str) -> str:
+    """The experts' activation, [T, k, 2I] with gate and up in turns -> [T, k, I]."""
     pairs = builder.op("Reshape", gate_up, _integers(builder, 0, 0, experts.intermediate_size, 2))
     halves = builder.ops("Split", pairs, outputs=2, axis=3, num_outputs=2)
     gate, up = (builder.op("Squeeze", half, _integers(builder, 3)) for half in halves)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from peagle_trt.graph.attention import GroupedAttention, HeadShape
 from peagle_trt.graph.builder import GraphBuilder
-from peagle_trt.graph.layers import add_and_norm, decoder_layer, rms_norm
+from peagle_trt.graph.layers import add_and_norm, decoder_layer, linear, rms_norm
 from peagle_trt.spec import TargetConfig, TensorSpec
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def target_graph(
     normed, streams[config.num_layers] = add_and_norm(builder, last, residual, "norm", config.rms_norm_eps)
     table = "embed_tokens" if config.is_tied else "lm_head"
     rows = builder.op("Gather", normed, logit_rows, axis=0)
-    builder.op("Gemm", rows, builder.weight(table), transB=1, output="logits")
+    linear(builder, rows, table, output="logits")
     builder.op("Concat", *(streams[layer] for layer in config.aux_layer_ids), axis=-1, output="hidden")
     builder.output("logits", "FLOAT", ["L", config.vocab_size])
     builder.output("hidden", "FLOAT", ["T", len(config.aux_layer_ids) * config.hidden_size])
@@ -66,7 +66,7 @@ def _layers(
 ) -> tuple[dict[int, str], str, str]:
     """The streams entering each layer, by layer; then the last layer's MLP output and stream, still to be added."""
     epsilon = config.rms_norm_eps
-    embedded = builder.op("Gather", builder.weight("embed_tokens"), token_ids, axis=0)
+    embedded = builder.rows("embed_tokens", token_ids)
     streams: dict[int, str] = {}
     normed, stream, last = rms_norm(builder, embedded, "layers.0.input_norm", epsilon), embedded, ""
     for layer in range(config.num_layers):

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
+from peagle_trt.readers.safetensors_file import raw_rows
 from peagle_trt.readers.tensors import Weights
 
 _FUSED = {
@@ -21,6 +22,7 @@ _FUSED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "gate_up_bias": ("gate_bias", "up_bias"),
 }
+_FUSED_ROWS = 256
 _PARTS = {part: fused for fused, parts in _FUSED.items() for part in parts}
 # Folded into `fused_mask_hidden`, written as `draft_to_target`, or gathered into the drafter's own output layer.
 _REPLACED_IN_DRAFTER = ("mask_hidden", "d2t", "lm_head")
@@ -32,9 +34,9 @@ class StoredTensor:
 
     Attributes:
         name: Stored name.
-        dtype: F32 or I64.
+        dtype: F32, F16, BF16 or I64.
         shape: Dimensions, outermost first.
-        produce: Makes it; called once, just before it is written.
+        produce: Makes it; called once, just before it is written. BF16 comes as uint16, for numpy has no such type.
     """
 
     name: str
@@ -53,38 +55,54 @@ def drafter_layout(drafter: DrafterCheckpoint, target: TargetCheckpoint) -> list
 
     A full-vocabulary output layer that is the target's is left out: the graph points into the target's file.
     """
-    config = drafter.config
-    draft_rows = config.draft_vocab_size
-    kept = [name for name in drafter.weights if name not in _REPLACED_IN_DRAFTER]
-    entries = _fuse(drafter.weights, kept)
-    entries.append(
-        StoredTensor(
-            name="fused_mask_hidden",
-            dtype="F32",
-            shape=(config.hidden_size,),
-            produce=lambda: fuse_mask_hidden(drafter),
-        )
-    )
-    entries.append(
-        StoredTensor(
-            name="draft_to_target", dtype="I64", shape=(draft_rows,), produce=lambda: draft_to_target_ids(drafter)
-        )
-    )
+    entries = _fuse(drafter.weights, kept_drafter_names(drafter))
+    entries += computed_drafter_tensors(drafter)
     if stores_output_layer(drafter):
         entries.append(
             StoredTensor(
                 name="lm_head",
                 dtype="F32",
-                shape=(draft_rows, config.hidden_size),
+                shape=(drafter.config.draft_vocab_size, drafter.config.hidden_size),
                 produce=lambda: _output_rows(drafter, target),
             )
         )
     return entries
 
 
+def kept_drafter_names(drafter: DrafterCheckpoint) -> list[str]:
+    """Tensors of a head that a build keeps as they are, its output layer aside."""
+    return [name for name in drafter.weights if name not in _REPLACED_IN_DRAFTER]
+
+
+def computed_drafter_tensors(drafter: DrafterCheckpoint) -> list[StoredTensor]:
+    """What no head stores in the form a graph needs: the masked slots' fused state, and draft ids as target ids."""
+    config = drafter.config
+    mask = StoredTensor(
+        name="fused_mask_hidden", dtype="F32", shape=(config.hidden_size,), produce=lambda: fuse_mask_hidden(drafter)
+    )
+    ids = StoredTensor(
+        name="draft_to_target",
+        dtype="I64",
+        shape=(config.draft_vocab_size,),
+        produce=lambda: draft_to_target_ids(drafter),
+    )
+    return [mask, ids]
+
+
+def gathered_output_layer(drafter: DrafterCheckpoint, target: TargetCheckpoint) -> StoredTensor:
+    """The rows of the target's output layer that a head proposes from, in the type they are stored in."""
+    spec = target.weights[_output_table(target)].spec
+    return StoredTensor(
+        name="lm_head",
+        dtype=spec.dtype,
+        shape=(drafter.config.draft_vocab_size, *spec.shape[1:]),
+        produce=lambda: raw_rows(spec)[draft_to_target_ids(drafter)],
+    )
+
+
 def stores_output_layer(drafter: DrafterCheckpoint) -> bool:
     """Whether the drafter's output layer differs from the target's, and so needs bytes of its own."""
-    return drafter.config.has_own_lm_head or drafter.config.has_vocabulary_map
+    return drafter.config.has_own_lm_head or not _proposes_all_in_order(drafter)
 
 
 def fuse_mask_hidden(drafter: DrafterCheckpoint) -> NDArray[np.float32]:
@@ -103,7 +121,10 @@ def fuse_mask_hidden(drafter: DrafterCheckpoint) -> NDArray[np.float32]:
         chunks = np.split(mask, len(config.aux_layer_ids))
         normed = (_rms_norm(c, weights.load(f"fc_norm.{i}"), config.rms_norm_eps) for i, c in enumerate(chunks))
         mask = np.concatenate(list(normed))
-    fused: NDArray[np.float64] = weights.load("fc").astype(np.float64) @ mask
+    rows = weights.load("fc")
+    # In blocks: `fc` of gpt-oss takes 0.1 GB in float32 and would take 0.2 more in float64.
+    blocks = [rows[first : first + _FUSED_ROWS].astype(np.float64) @ mask for first in range(0, len(rows), _FUSED_ROWS)]
+    fused: NDArray[np.float64] = np.concatenate(blocks)
     return fused.astype(np.float32)
 
 
@@ -134,8 +155,19 @@ def _concatenated(name: str, weights: Weights, parts: tuple[str, ...]) -> Stored
 def _output_rows(drafter: DrafterCheckpoint, target: TargetCheckpoint) -> NDArray[np.generic]:
     if drafter.config.has_own_lm_head:
         return drafter.weights.load("lm_head")
-    table = target.weights.load("embed_tokens" if target.config.is_tied else "lm_head")
-    return table[draft_to_target_ids(drafter)]
+    return target.weights.load(_output_table(target))[draft_to_target_ids(drafter)]
+
+
+def _output_table(target: TargetCheckpoint) -> str:
+    return "embed_tokens" if target.config.is_tied else "lm_head"
+
+
+def _proposes_all_in_order(drafter: DrafterCheckpoint) -> bool:
+    """Whether draft ids are target ids. Published heads carry a map even where it changes nothing."""
+    config = drafter.config
+    if not config.has_vocabulary_map or config.draft_vocab_size != config.vocab_size:
+        return not config.has_vocabulary_map
+    return np.array_equal(draft_to_target_ids(drafter), np.arange(config.vocab_size))
 
 
 def _rms_norm(values: NDArray[np.float64], weight: NDArray[np.generic], eps: float) -> NDArray[np.float64]:

@@ -14,17 +14,26 @@ class Recipe:
     Attributes:
         name: As typed on the command line.
         summary: One line for people.
-        weight_type: Type of every floating tensor, as safetensors spells it.
+        weight_type: Type of every floating tensor, as safetensors spells it; None where each keeps the checkpoint's
+            own, is read in place and widened to float32 when it is used.
     """
 
     name: str
     summary: str
-    weight_type: str
+    weight_type: str | None
 
 
 RECIPES = {
-    "fp32": Recipe(name="fp32", summary="float32 throughout; the reference of every other recipe", weight_type="F32")
+    "fp32": Recipe(name="fp32", summary="float32 throughout; the reference of every other recipe", weight_type="F32"),
+    "native": Recipe(
+        name="native",
+        summary="the checkpoint's own bytes, read in place: nothing is stored twice, steps are slower than fp32's",
+        weight_type=None,
+    ),
 }
+AUTOMATIC = "auto"
+"""Takes fp32 unless that would write more than `MAX_AUTOMATIC_BYTES`."""
+MAX_AUTOMATIC_BYTES = 16 << 30
 
 
 def find_recipe(name: str) -> Recipe:

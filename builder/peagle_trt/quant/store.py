@@ -1,4 +1,4 @@
-"""Writes a build's weights as safetensors files, one tensor in memory at a time."""
+"""Writes a build's weights as safetensors files, one tensor in memory at a time, or leaves them in the checkpoint's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.files import replacing
-from peagle_trt.quant.layout import StoredTensor, drafter_layout, target_layout
+from peagle_trt.quant.in_place import index_path, link_shards, read_index, referable, shards
+from peagle_trt.quant.layout import (
+    StoredTensor,
+    computed_drafter_tensors,
+    drafter_layout,
+    gathered_output_layer,
+    kept_drafter_names,
+    stores_output_layer,
+    target_layout,
+)
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, read_header
 from peagle_trt.spec import TensorSpec
@@ -24,7 +33,7 @@ ALIGNMENT_BYTES = 64
 
 # The format forbids holes, so a tensor of bytes fills them.
 _PADDING = "padding."
-_NUMPY_TYPES = {"F32": "<f4", "I64": "<i8", "U8": "u1"}
+_NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1"}
 
 
 def write_target_weights(target: TargetCheckpoint, path: Path) -> StoredWeights:
@@ -45,13 +54,72 @@ def write_drafter_weights(drafter: DrafterCheckpoint, target: TargetCheckpoint, 
     return _write(path, drafter_layout(drafter, target))
 
 
-def open_stored(path: Path) -> StoredWeights:
-    """Describe a file that one of the writers wrote.
+def link_target_weights(target: TargetCheckpoint, path: Path) -> StoredWeights:
+    """Leave the target's weights where they are: links of its shards beside `path`, and an index; no file at `path`.
 
     Raises:
-        CheckpointError: The file is absent or damaged.
+        CheckpointError: The checkpoint stores a tensor in a way that no graph can read in place.
+        MachineError: A shard can be neither linked nor copied.
     """
-    return {name: spec for name, spec in read_header(path).items() if not name.startswith(_PADDING)}
+    link_shards(target_references(target), path)
+    return open_stored(path)
+
+
+def link_drafter_weights(drafter: DrafterCheckpoint, target: TargetCheckpoint, path: Path) -> StoredWeights:
+    """Leave the drafter's weights where they are; only what has to be computed is written to `path`.
+
+    Raises:
+        CheckpointError: The checkpoint stores a tensor in a way that no graph can read in place.
+        MachineError: A shard can be neither linked nor copied, or the disk is full.
+    """
+    _write(path, drafter_additions(drafter, target))
+    link_shards(drafter_references(drafter), path)
+    return open_stored(path)
+
+
+def target_references(target: TargetCheckpoint) -> dict[str, TensorSpec]:
+    """The places of the target's tensors.
+
+    Raises:
+        CheckpointError: One cannot be read in place.
+    """
+    return referable(target.weights, target.weights)
+
+
+def drafter_references(drafter: DrafterCheckpoint) -> dict[str, TensorSpec]:
+    """The places of the drafter's tensors that are used as they are.
+
+    Raises:
+        CheckpointError: One cannot be read in place.
+    """
+    own = ["lm_head"] if drafter.config.has_own_lm_head else []
+    return referable(drafter.weights, [*kept_drafter_names(drafter), *own])
+
+
+def drafter_additions(drafter: DrafterCheckpoint, target: TargetCheckpoint) -> list[StoredTensor]:
+    """What a build that leaves weights in place writes all the same."""
+    added = computed_drafter_tensors(drafter)
+    if stores_output_layer(drafter) and not drafter.config.has_own_lm_head:
+        added.append(gathered_output_layer(drafter, target))
+    return added
+
+
+def open_stored(path: Path) -> StoredWeights:
+    """Describe what one of the writers wrote: a file, an index beside it, or both.
+
+    Raises:
+        CheckpointError: Neither is there, or one is damaged.
+    """
+    placed = read_index(path)
+    if placed and not path.exists():
+        return placed
+    return {name: spec for name, spec in read_header(path).items() if not name.startswith(_PADDING)} | placed
+
+
+def stored_files(path: Path) -> list[Path]:
+    """The files that hold what `open_stored` describes, the index included."""
+    index = [index_path(path)] if index_path(path).exists() else []
+    return [*index, *shards(open_stored(path))]
 
 
 def stored_bytes(layout: Sequence[StoredTensor]) -> int:

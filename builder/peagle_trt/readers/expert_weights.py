@@ -92,7 +92,7 @@ def _stacked(parts: list[Part], shape: tuple[int, ...], num_sources: int) -> Par
     def build(specs: Specs) -> LazyTensor:
         tensors = [part.build(specs) for part in parts]
         spec = TensorSpec(name=tensors[0].spec.name, dtype="F32", shape=shape)
-        return LazyTensor(spec=spec, load=lambda: _load_stack(tensors, shape, num_sources))
+        return LazyTensor(spec=spec, load=lambda: _load_stack(tensors, shape, num_sources), parts=tuple(tensors))
 
     return Part(expected=expected, build=build)
 

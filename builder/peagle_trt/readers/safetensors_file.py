@@ -109,6 +109,11 @@ def map_bytes(spec: TensorSpec) -> NDArray[np.uint8]:
     return np.asarray(np.memmap(location.path, np.uint8, "r", location.offset_bytes, (location.length_bytes,)))
 
 
+def raw_rows(spec: TensorSpec) -> NDArray[np.generic]:
+    """A tensor as it is stored, memory-mapped and read-only; BF16 comes as uint16, for numpy has no such type."""
+    return map_bytes(spec).view(_NUMPY_TYPES[spec.dtype]).reshape(spec.shape)
+
+
 def _read_entry(path: Path, name: str, entry: object, start: int) -> TensorSpec:
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise CheckpointError(f"`{path}`: tensor `{name}` lacks dtype, shape or data_offsets", hint=_AGAIN)

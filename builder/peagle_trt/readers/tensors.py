@@ -48,11 +48,13 @@ class LazyTensor:
             packed, turned around or put together from several.
         load: Reads it; returns a C-contiguous array of `spec.shape`, float32 for every floating type.
         packed: How it is stored, where a quantized checkpoint stores it as one piece.
+        parts: What it is put together from, where that is several tensors: matrices of all experts, expert by expert.
     """
 
     spec: TensorSpec
     load: Callable[[], NDArray[np.generic]]
     packed: PackedTensor | None = None
+    parts: tuple[LazyTensor, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

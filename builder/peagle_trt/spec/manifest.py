@@ -12,18 +12,21 @@ ARTIFACT_FORMAT = 1
 """Raised whenever an older reader would misread a newer manifest."""
 
 
-class EngineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A file of the build.
 
     Attributes:
         path: Relative to the build folder, forward slashes.
         size_bytes: Size.
         sha256: Hex digest of the content.
+        is_sampled: The digest is `files.sampled_sha256_of`: of the size, the start and a sample of the rest. Gigabytes
+            of weights, which are mostly a checkpoint's own shards, are not read to be told apart.
     """
 
     path: str
     size_bytes: int
     sha256: str
+    is_sampled: bool = False
 
 
 class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

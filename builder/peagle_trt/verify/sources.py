@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.quant import StoredWeights
+from peagle_trt.quant.in_place import load_experts
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
 from peagle_trt.readers.safetensors_file import load_tensor
 from peagle_trt.spec import DrafterConfig, TargetConfig
@@ -66,10 +67,13 @@ def build_source(
 
 
 def _load_stored(stored: StoredWeights, name: str, config: TargetConfig | DrafterConfig) -> NDArray[np.generic]:
-    """Read a tensor, cutting it out of a fused one where the build fused it."""
+    """Read a tensor, cutting it out of a fused one where the build fused it, or stacking what it left apart."""
+    stack = None if name in stored else load_experts(stored, name)
+    if stack is not None:
+        return stack
     prefix, _, part = name.rpartition(".")
     stem, _, kind = part.rpartition("_")
-    if not prefix or stem not in _FUSED or kind == "norm":
+    if name in stored or not prefix or stem not in _FUSED or kind == "norm":
         return load_tensor(stored[name])
     fused, index = _FUSED[stem]
     rows = load_tensor(stored[f"{prefix}.{fused}_{kind}"])
