@@ -22,8 +22,7 @@ from peagle_trt.build_folder import (
 from peagle_trt.errors import CheckpointError, PlanError, UsageError, VerificationError
 from peagle_trt.files import require_free_space
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
-from peagle_trt.quant import find_recipe
-from peagle_trt.quant.registry import AUTOMATIC, MAX_AUTOMATIC_BYTES
+from peagle_trt.quant import AUTOMATIC, choose_recipe, find_recipe
 from peagle_trt.readers import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -174,22 +173,11 @@ def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
     choices = [] if backend == spec.backend else [f"backend {backend}: {reason}"]
     precision = spec.precision
     if precision == AUTOMATIC:
-        precision, reason = _choose_precision(spec)
+        precision, reason = choose_recipe(read_target(spec.target_path))
         choices.append(f"precision {precision}: {reason}")
     find_recipe(precision)
     resolved = replace(spec, backend=backend, precision=precision, output_path=resolve_output(spec.output_path))
     return resolved, choices
-
-
-def _choose_precision(spec: BuildSpec) -> tuple[str, str]:
-    """The recipe for someone who named none, and why; the same on every machine."""
-    target = read_target(spec.target_path)
-    needed = stages.float32_bytes(target)
-    if needed <= MAX_AUTOMATIC_BYTES:
-        return "fp32", f"the target takes {needed:,} bytes as float32"
-    if stages.can_stay_in_place(target):
-        return "native", f"the target would take {needed:,} bytes as float32; its own are read in place"
-    return "fp32", f"the target takes {needed:,} bytes as float32, and its own cannot be read in place"
 
 
 def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCheckpoint, report: Report) -> None:

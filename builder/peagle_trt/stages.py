@@ -15,15 +15,14 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.files import write_text
 from peagle_trt.quant import (
     StoredWeights,
-    find_recipe,
-    link_drafter_weights,
-    link_target_weights,
+    float32_bytes,
+    is_in_place,
     open_stored,
-    write_drafter_weights,
-    write_target_weights,
+    store_drafter,
+    store_target,
 )
 from peagle_trt.quant.in_place import bytes_to_copy, shards
-from peagle_trt.quant.layout import drafter_layout, target_layout
+from peagle_trt.quant.layout import drafter_layout
 from peagle_trt.quant.store import (
     drafter_additions,
     drafter_references,
@@ -103,26 +102,12 @@ def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
         CheckpointError: The recipe leaves weights in place, and one cannot be read there.
     """
     target, drafter = checkpoints.target, checkpoints.drafter
-    if find_recipe(spec.precision).weight_type is not None:
+    if not is_in_place(spec.precision):
         return WeightBytes(written=float32_bytes(target) + stored_bytes(drafter_layout(drafter, target)), in_place=0)
     references = [target_references(target), drafter_references(drafter)]
     copied = sum(bytes_to_copy(each, spec.output_path) for each in references)
     whole = sum(path.stat().st_size for each in references for path in shards(each))
     return WeightBytes(written=copied + stored_bytes(drafter_additions(drafter, target)), in_place=whole - copied)
-
-
-def can_stay_in_place(target: TargetCheckpoint) -> bool:
-    """Whether the recipe `native` can read a target."""
-    try:
-        target_references(target)
-    except CheckpointError:
-        return False
-    return True
-
-
-def float32_bytes(target: TargetCheckpoint) -> int:
-    """What a target's weights take as float32."""
-    return stored_bytes(target_layout(target))
 
 
 def write_tokenizer(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
@@ -174,12 +159,8 @@ def _check_template(source: TokenizerSource) -> None:
 def write_weights(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
     """quantize: the weights of both models, written or left where the checkpoints have them."""
     target_path, drafter_path = folder / TARGET_WEIGHTS, folder / DRAFTER_WEIGHTS
-    if find_recipe(spec.precision).weight_type is None:
-        link_target_weights(checkpoints.target, target_path)
-        link_drafter_weights(checkpoints.drafter, checkpoints.target, drafter_path)
-    else:
-        write_target_weights(checkpoints.target, target_path)
-        write_drafter_weights(checkpoints.drafter, checkpoints.target, drafter_path)
+    store_target(spec.precision, checkpoints.target, target_path)
+    store_drafter(spec.precision, checkpoints.drafter, checkpoints.target, drafter_path)
     files = [*stored_files(target_path), *stored_files(drafter_path)]
     return tuple(file.relative_to(folder).as_posix() for file in files)
 

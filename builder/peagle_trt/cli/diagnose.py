@@ -45,7 +45,8 @@ def command(
 
     Answers a few prompts with the target, then reads the head in every way its tensors allow (the other numbering of
     layers, its flags, other rotary embeddings, with and without the chat template) and says which is accepted most.
-    Both are folders or catalog names; a catalog name as DRAFTER means the drafter that ships for it.
+    Both are folders or catalog names; a catalog name as DRAFTER means its drafter. Works in a temporary folder; set
+    TMPDIR to one on the checkpoints' file system, so that weights of large models can be linked instead of copied.
     """
     chosen = read_prompts(prompts, num_prompts)
     target_checkpoint = read_target(find_target(target))

@@ -75,6 +75,7 @@ def diagnose(request: DiagnosisRequest, *, report: Callable[[str], None] = lambd
     prompts = {name: [_encode(request, prompt, name) for prompt in request.prompts] for name in formats}
     with tempfile.TemporaryDirectory(prefix="peagle-trt-diagnose-") as folder:
         bench = _workbench(Path(folder), request, variants, prompts)
+        report(f"precision {bench.precision}: {bench.reason}")
         recorded = _record(bench, request, prompts, report)
         measured: dict[str, Acceptance] = {}
         other = None

@@ -14,7 +14,7 @@ import msgspec
 from peagle_trt import __version__
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.engine.registry import open_engine
-from peagle_trt.quant import StoredWeights, write_drafter_weights, write_target_weights
+from peagle_trt.quant import StoredWeights, choose_recipe, store_drafter, store_target
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.spec import ARTIFACT_FORMAT, DrafterConfig, EngineManifest, GraphShapes, TargetConfig, TokenizerFiles
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
@@ -32,6 +32,10 @@ class Workbench:
         layer_ids: Every stream of the target that some reading needs, ascending.
         max_sequence_length: Tokens of the longest recording.
         num_threads: Threads of the engines; None takes every core.
+
+    Attributes:
+        precision: Recipe of the weights.
+        reason: Why it was chosen.
     """
 
     def __init__(
@@ -57,7 +61,8 @@ class Workbench:
         )
         self._engine_path = folder / "engine"
         self._engine_path.mkdir()
-        self._stored_target = write_target_weights(target, self._engine_path / "target.safetensors")
+        self.precision, self.reason = choose_recipe(target)
+        self._stored_target = store_target(self.precision, target, self._engine_path / "target.safetensors")
         self._stored_drafters: dict[tuple[bool, bool], StoredWeights] = {}
         # The engine reads the map of the draft vocabulary from this file, and no reading changes it.
         self._store(drafter.config)
@@ -90,8 +95,8 @@ class Workbench:
         if key not in self._stored_drafters:
             name = "drafter" if not self._stored_drafters else f"drafter-{len(self._stored_drafters)}"
             read = DrafterCheckpoint(path=self._drafter.path, config=config, weights=self._drafter.weights)
-            self._stored_drafters[key] = write_drafter_weights(
-                read, self._target, self._engine_path / f"{name}.safetensors"
+            self._stored_drafters[key] = store_drafter(
+                self.precision, read, self._target, self._engine_path / f"{name}.safetensors"
             )
         return self._stored_drafters[key]
 
@@ -101,7 +106,7 @@ class Workbench:
             peagle_trt_version=__version__,
             name="diagnosis",
             backend="onnxruntime",
-            precision="fp32",
+            precision=self.precision,
             target=self._config,
             drafter=drafter,
             shapes=self._shapes,

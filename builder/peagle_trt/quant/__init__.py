@@ -1,5 +1,6 @@
 """Weights as a build stores them: recipes as data, the writer that streams them, and links where nothing is written."""
 
+from peagle_trt.quant.choice import choose_recipe, float32_bytes, is_in_place, store_drafter, store_target
 from peagle_trt.quant.registry import AUTOMATIC, RECIPES, Recipe, find_recipe
 from peagle_trt.quant.store import (
     StoredWeights,
@@ -15,10 +16,15 @@ __all__ = [
     "RECIPES",
     "Recipe",
     "StoredWeights",
+    "choose_recipe",
     "find_recipe",
+    "float32_bytes",
+    "is_in_place",
     "link_drafter_weights",
     "link_target_weights",
     "open_stored",
+    "store_drafter",
+    "store_target",
     "write_drafter_weights",
     "write_target_weights",
 ]

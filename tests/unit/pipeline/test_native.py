@@ -72,7 +72,7 @@ def test_a_dry_run_tells_new_bytes_from_shared_ones(native: BuildSpec) -> None:
 def test_a_target_too_large_for_float32_stays_in_place(spec: BuildSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     automatic = dataclasses.replace(spec, precision="auto")
     lines: list[str] = []
-    monkeypatch.setattr("peagle_trt.pipeline.MAX_AUTOMATIC_BYTES", 1000)
+    monkeypatch.setattr("peagle_trt.quant.choice.MAX_AUTOMATIC_BYTES", 1000)
     assert pipeline.build(automatic, report=lines.append).precision == "native"
     assert any(line.startswith("precision native: the target would take ") for line in lines)
     monkeypatch.undo()
@@ -82,7 +82,7 @@ def test_a_target_too_large_for_float32_stays_in_place(spec: BuildSpec, monkeypa
 def test_a_large_target_that_cannot_stay_in_place_becomes_float32(
     spec: BuildSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peagle_trt.pipeline.MAX_AUTOMATIC_BYTES", 1000)
+    monkeypatch.setattr("peagle_trt.quant.choice.MAX_AUTOMATIC_BYTES", 1000)
     monkeypatch.setattr("peagle_trt.quant.in_place.REFERABLE_TYPES", ("BF16",))
     lines: list[str] = []
     automatic = dataclasses.replace(spec, precision="auto")
