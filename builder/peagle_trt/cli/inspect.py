@@ -8,7 +8,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH, find_target
+from peagle_trt import catalog
+from peagle_trt.cli.checkpoint_argument import (
+    NAME_OR_PATH,
+    download_document,
+    download_text,
+    find_target,
+    revision_option,
+)
 from peagle_trt.cli.output import Output
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, read_drafter, read_target
@@ -19,14 +26,21 @@ from peagle_trt.spec import RopeConfig
 @click.command("inspect")
 @click.argument("checkpoint", type=NAME_OR_PATH, metavar="NAME|PATH")
 @click.option("--target", type=NAME_OR_PATH, metavar="NAME|PATH", help="Check whether the head fits this target.")
+@revision_option
 @click.option("--tensors", "shows_tensors", is_flag=True, help="List every tensor.")
 @click.pass_obj
-def command(output: Output, checkpoint: str, *, target: str | None, shows_tensors: bool) -> None:
+def command(output: Output, checkpoint: str, *, target: str | None, revision: str | None, shows_tensors: bool) -> None:
     """Show a target's or a P-EAGLE head's configuration and tensors, with every foreign spelling translated.
 
-    A catalog name means its target. A head that does not fit the target of --target ends with exit code 4.
+    A catalog name means its target; one that would have to come from the hub is not fetched, only described. A head
+    that does not fit the target of --target ends with exit code 4.
     """
-    path = find_target(checkpoint)
+    download = _missing_on_hub(checkpoint, revision)
+    if download is not None:
+        entry = catalog.find_entry(checkpoint)
+        output.result(_entry_document(entry, download), f"{entry.name}: {entry.summary}\n{download_text(download)}")
+        return
+    path = find_target(checkpoint, revision=revision)
     partner = read_target(find_target(target)) if target is not None else None
     found = _read(path, partner)
     misfit = _judge(partner, found)
@@ -34,6 +48,25 @@ def command(output: Output, checkpoint: str, *, target: str | None, shows_tensor
     output.result(document, _text(found, document, shows_tensors=shows_tensors))
     if misfit is not None:
         raise misfit
+
+
+def _missing_on_hub(checkpoint: str, revision: str | None) -> catalog.Download | None:
+    if Path(checkpoint).exists():
+        return None
+    entry = catalog.find_entry(checkpoint)
+    return catalog.missing_target(entry, revision=revision) if isinstance(entry.target, catalog.HubRepository) else None
+
+
+def _entry_document(entry: catalog.CatalogEntry, download: catalog.Download) -> dict[str, object]:
+    return {
+        "kind": "catalog entry",
+        "name": entry.name,
+        "summary": entry.summary,
+        "licence": entry.licence,
+        "source": entry.source,
+        "is_here": False,
+        "downloads": [download_document(download)],
+    }
 
 
 def _read(path: Path, partner: TargetCheckpoint | None) -> TargetCheckpoint | DrafterCheckpoint:
