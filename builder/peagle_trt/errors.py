@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+_MAX_CHARACTERS = 1_600
+
+
+def presentable(text: str) -> str:
+    """A text that quotes what others wrote: escapes for what a terminal might obey or cannot encode, and no novels."""
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    half = _MAX_CHARACTERS // 2
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
+
 
 class PeagleError(Exception):
     """The work failed for a reason that a user can understand and mend.
@@ -14,9 +24,9 @@ class PeagleError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = presentable(message)
+        self.hint = presentable(hint)
+        super().__init__(self.message)
 
 
 class UsageError(PeagleError):
