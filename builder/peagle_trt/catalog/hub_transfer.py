@@ -118,7 +118,7 @@ def _download(file: HubFile, transfer: Transfer, partial: Path) -> None:
         start = partial.stat().st_size if partial.exists() else 0
         try:
             with partial.open("ab") as stream:
-                # Xet, the hub's other transport, is not used: it cannot resume a file.
+                # Not by Xet, the hub's other transport: the library keeps nothing of a file that it was interrupted in.
                 http_get(
                     transfer.url,
                     _Sink(stream, file, transfer.report),

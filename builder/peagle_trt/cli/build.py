@@ -23,6 +23,7 @@ from peagle_trt.errors import UsageError
 from peagle_trt.plan import MAX_BATCH_SIZE, MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH, STAGES, Plan
 from peagle_trt.quant import RECIPES
 from peagle_trt.readers import read_target
+from peagle_trt.readers.huggingface import read_target_config
 from peagle_trt.spec import BuildSpec, EngineManifest
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
 
@@ -117,7 +118,7 @@ def command(
     entry = catalog.find_entry(target) if not Path(target).exists() or catalog.has_entry(target) else None
     name = entry.name if entry else Path(target).resolve().name.removesuffix(".gguf")
     origins = (
-        _Origin(entry=entry if target_path is None else None, path=target_path or Path(target), revision=revision),
+        _origin(entry if target_path is None else None, target_path or Path(target), revision, "--revision"),
         _find_drafter(drafter, entry, drafter_revision),
     )
     downloads = _missing(*origins)
@@ -170,7 +171,13 @@ def _find_drafter(drafter: str | None, entry: catalog.CatalogEntry | None, revis
         raise UsageError("a target of your own needs a drafter", hint="give its head with --drafter")
     if drafter is not None:
         entry = catalog.find_entry(drafter) if not Path(drafter).exists() else None
-    return _Origin(entry=entry, path=Path(drafter or ""), revision=revision)
+    return _origin(entry, Path(drafter or ""), revision, "--drafter-revision")
+
+
+def _origin(entry: catalog.CatalogEntry | None, path: Path, revision: str | None, option: str) -> _Origin:
+    if entry is None:
+        refuse_revision(revision, option, path)
+    return _Origin(entry=entry, path=path, revision=revision)
 
 
 def _missing(target: _Origin, drafter: _Origin) -> list[catalog.Download]:
@@ -184,14 +191,13 @@ def _missing(target: _Origin, drafter: _Origin) -> list[catalog.Download]:
 
 def _fetch_target(origin: _Origin, output: Output) -> Path:
     if origin.entry is None:
-        refuse_revision(origin.revision, "--revision", origin.path)
         return origin.path
-    return catalog.target_path(origin.entry, revision=origin.revision, report=output.progress)
+    # A model that is not supported is refused with its configuration, not after all of its weights.
+    return catalog.target_path(origin.entry, revision=origin.revision, report=output.progress, check=read_target_config)
 
 
 def _fetch_drafter(origin: _Origin, output: Output) -> Path:
     if origin.entry is None:
-        refuse_revision(origin.revision, "--drafter-revision", origin.path)
         return origin.path
     return catalog.drafter_path(origin.entry, revision=origin.revision, report=output.progress)
 

@@ -69,6 +69,16 @@ def test_a_snapshot_that_lacks_a_shard_is_completed(hub: FakeHub, source: HubRep
     ]
 
 
+def test_a_model_may_be_refused_before_its_weights_are_asked_for(hub: FakeHub, source: HubRepository) -> None:
+    def refuse(folder: Path) -> None:
+        raise CheckpointError((folder / "config.json").read_text())
+
+    with pytest.raises(CheckpointError, match="x"):
+        fetch_repository(source, remedy="", report=print, check=refuse)
+    assert hub.ranges_of("model.safetensors") == []
+    assert find_repository(source) is None
+
+
 def test_a_cut_connection_is_resumed(hub: FakeHub, source: HubRepository) -> None:
     hub.cuts["model.safetensors"] = 2
     assert (fetch(source) / "model.safetensors").read_bytes() == WEIGHTS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from peagle_trt.cli.main import run
 from tests.support.checkpoints import write_raw
-from tests.support.fuzzing import JSON_VALUES, bounded, examples, fuzzed, key_mutations, nested
+from tests.support.fuzzing import JSON_VALUES, bounded, ending, examples, fuzzed, key_mutations, nested
 from tests.support.models import save_drafter
 
 NAMES = st.one_of(
@@ -32,7 +32,8 @@ def head(tmp_path: Path) -> Path:
 
 
 def check(capsys: pytest.CaptureFixture[str], path: Path) -> None:
-    code = run(["--json", "inspect", str(path)])
+    with ending():
+        code = run(["--json", "inspect", str(path)])
     captured = capsys.readouterr()
     document: dict[str, Any] = json.loads(captured.out)
     assert code in (0, 4), captured.err

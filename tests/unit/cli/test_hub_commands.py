@@ -24,10 +24,23 @@ WEIGHTS = bytes(range(256)) * 1024
 TARGET, DRAFTER = "openai/gpt-oss-20b", "amazon/GPT-OSS-20B-P-EAGLE"
 
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 8,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+}
+
+
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
     drafter = {"config.json": b"{}", "model.safetensors": b"not really"}
-    target = {"config.json": b"{}", "model.safetensors": WEIGHTS, "original/model.safetensors": b"another copy"}
+    config = json.dumps(CONFIG).encode()
+    target = {"config.json": config, "model.safetensors": WEIGHTS, "original/model.safetensors": b"another copy"}
     with serve_hub(FakeHub(repositories={TARGET: target, DRAFTER: drafter})) as served:
         yield served
 
@@ -114,6 +127,15 @@ def test_both_parts_are_downloaded_and_then_read(hub: FakeHub, tmp_path: Path) -
     assert f"downloading `{DRAFTER}` at main" in errors
     assert f"downloading `{TARGET}` at main" in errors
     assert not any("original" in path for _, path, _ in hub.requests)
+
+
+def test_a_model_that_is_not_supported_costs_no_download(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repositories[TARGET]["config.json"] = b'{"architectures": ["StrangeForCausalLM"]}'
+    process = start(hub, tmp_path, *BUILD)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 4
+    assert "`StrangeForCausalLM`, which is not supported" in errors
+    assert not any(path.endswith("model.safetensors") for _, path, _ in hub.requests if path.startswith(f"/{TARGET}"))
 
 
 def test_an_interrupted_download_goes_on_later(hub: FakeHub, tmp_path: Path) -> None:
