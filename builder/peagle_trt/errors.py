@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+_MAX_CHARACTERS = 1_600
+
+
+def presentable(text: str) -> str:
+    """A text that quotes what others wrote: escapes for what a terminal might obey, and no novels."""
+    if not text.isprintable():
+        text = "".join(c if _is_kept(c) else c.encode("unicode_escape").decode() for c in text)
+    half = _MAX_CHARACTERS // 2
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:half]} ... {text[-half:]}"
+
+
+def _is_kept(character: str) -> bool:
+    # These surrogates stand for bytes of a file's name; the streams escape them, and JSON keeps them.
+    return character.isprintable() or character == "\n" or "\udc80" <= character <= "\udcff"
+
 
 class PeagleError(Exception):
     """The work failed for a reason that a user can understand and mend.
@@ -14,9 +29,9 @@ class PeagleError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = presentable(message)
+        self.hint = presentable(hint)
+        super().__init__(self.message)
 
 
 class UsageError(PeagleError):

@@ -25,6 +25,7 @@ HEAVY = (
     "tritonclient",
     "tokenizers",
     "gguf",
+    "huggingface_hub",
     "modelopt",
 )
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from peagle_trt.errors import MachineError, UsageError
+from peagle_trt.errors import UsageError
 
 
-class PackagedTarget(
+class PackagedFolder(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="package", tag_field="kind"
 ):
-    """A target that lies inside this package.
+    """A target or drafter that lies inside this package.
 
     Attributes:
         path: Folder, relative to `peagle_trt/catalog`.
@@ -24,7 +24,7 @@ class PackagedTarget(
     path: str
 
 
-class WheelTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wheel", tag_field="kind"):
+class WheelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wheel", tag_field="kind"):
     """A target that is a file of a Python package.
 
     Attributes:
@@ -42,6 +42,28 @@ class WheelTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     size_bytes: int
 
 
+class HubRepository(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="hub", tag_field="kind"):
+    """A target or drafter in a repository of the Hugging Face hub.
+
+    Attributes:
+        repository: `owner/name`.
+        revision: Branch, tag or commit.
+        licence: SPDX name, or what is known of it.
+        size_bytes: About what its weights take, or None where no source says.
+        files: Patterns of the files wanted; only the top folder is looked at, for some repositories keep copies of
+            their weights in other formats below it.
+    """
+
+    repository: str
+    revision: str
+    licence: str
+    size_bytes: int | None = None
+    files: tuple[str, ...] = ("*.safetensors", "*.json", "*.jinja")
+
+
+Source = PackagedFolder | WheelFile | HubRepository
+
+
 class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A target and the drafter that ships for it.
 
@@ -50,9 +72,9 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         summary: One line for people.
         licence: SPDX name of the target's licence.
         source: Where the target comes from, as a person would cite it.
-        drafter: Folder of the drafter, relative to `peagle_trt/catalog`.
         drafter_source: Where the drafter comes from.
         target: How to get the target.
+        drafter: How to get the drafter.
         draft_tokens: K that serves this pair best.
         max_batch_size: Default of a build.
         max_sequence_length: Default of a build, in tokens.
@@ -62,9 +84,9 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     summary: str
     licence: str
     source: str
-    drafter: str
     drafter_source: str
-    target: PackagedTarget | WheelTarget
+    target: PackagedFolder | WheelFile | HubRepository
+    drafter: PackagedFolder | HubRepository
     draft_tokens: int
     max_batch_size: int
     max_sequence_length: int
@@ -97,20 +119,6 @@ def find_entry(name: str) -> CatalogEntry:
         hint = f"did you mean `{close[0]}`? " if close else ""
         raise UsageError(f"`{name}` is no known target and no path", hint=f"{hint}known: {', '.join(entries)}")
     return entries[name]
-
-
-def drafter_path(entry: CatalogEntry) -> Path:
-    """Folder of an entry's drafter.
-
-    Raises:
-        MachineError: This installation does not carry it.
-    """
-    path = catalog_folder() / entry.drafter
-    if not (path / "config.json").exists():
-        raise MachineError(
-            f"this installation carries no drafter for `{entry.name}`", hint="give one with --drafter, or train one"
-        )
-    return path
 
 
 def _read(path: Path) -> CatalogEntry:

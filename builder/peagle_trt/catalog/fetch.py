@@ -1,109 +1,150 @@
-"""Brings a catalog target onto this machine."""
+"""Brings a catalog entry's target and drafter onto this machine, and says what that would take."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import logging
-import os
-import subprocess
-import sys
-import tempfile
-import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from peagle_trt.catalog.entries import CatalogEntry, PackagedTarget, WheelTarget, catalog_folder
-from peagle_trt.errors import CheckpointError, MachineError
-from peagle_trt.files import naming_os_errors, replacing, require_free_space, sha256_of
+import msgspec
+
+from peagle_trt.catalog.entries import CatalogEntry, HubRepository, PackagedFolder, Source, WheelFile, catalog_folder
+from peagle_trt.catalog.hub import fetch_repository, find_repository
+from peagle_trt.catalog.wheel import fetch_wheel_file, find_wheel_file
+from peagle_trt.errors import MachineError, UsageError
 
 logger = logging.getLogger(__name__)
 
-CACHE_VARIABLE = "PEAGLE_TRT_CACHE"
-_CHUNK_BYTES = 1 << 20
+Report = Callable[[str], None]
 
 
-def target_path(entry: CatalogEntry) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """A part of an entry that is not on this machine.
+
+    Attributes:
+        role: `target` or `drafter`.
+        source: What would be fetched.
+        size_bytes: About how much, or None where no source says.
+    """
+
+    role: str
+    source: str
+    size_bytes: int | None
+
+
+def target_path(
+    entry: CatalogEntry,
+    *,
+    revision: str | None = None,
+    report: Report = logger.warning,
+    check: Callable[[Path], object] | None = None,
+) -> Path:
     """Path of an entry's target, downloaded first where it is not here yet.
+
+    Args:
+        entry: The entry.
+        revision: Revision of a hub's repository instead of the entry's.
+        report: Told what is downloaded and how far it is.
+        check: Called with the folder before a hub's large files are asked for; what it raises ends the download.
 
     Raises:
         MachineError: It has to be downloaded, and cannot be.
-        CheckpointError: The file is not the one the catalog means.
+        CheckpointError: What came, or lies here, is not what the catalog or the hub means.
+        UsageError: A revision is given, and there is none such.
     """
-    if isinstance(entry.target, PackagedTarget):
-        return _packaged_path(entry.name, entry.target)
-    installed = _find_installed(entry.target)
-    if installed is not None:
-        return _check_digest(installed, entry.target)
-    cached = cache_folder() / entry.name / entry.target.file
-    if cached.exists():
-        return _check_digest(cached, entry.target)
-    logger.warning("downloading `%s` (%d MB) to `%s`", entry.target.requirement, entry.target.size_bytes >> 20, cached)
-    return _download(entry.target, cached)
+    entry = msgspec.structs.replace(entry, target=_at(entry, entry.target, revision))
+    return _fetch(entry, entry.target, report, check)
 
 
-def cache_folder() -> Path:
-    """Where downloads are kept: $PEAGLE_TRT_CACHE, or a folder in the user's cache."""
-    named = os.environ.get(CACHE_VARIABLE)
-    return Path(named) if named else Path.home() / ".cache" / "peagle-trt"
+def drafter_path(entry: CatalogEntry, *, revision: str | None = None, report: Report = logger.warning) -> Path:
+    """Folder of an entry's drafter; as `target_path`."""
+    entry = msgspec.structs.replace(entry, drafter=_at(entry, entry.drafter, revision))
+    return _fetch(entry, entry.drafter, report)
 
 
-def _packaged_path(name: str, target: PackagedTarget) -> Path:
-    path = catalog_folder() / target.path
-    if not path.exists():
-        raise MachineError(f"this installation does not carry the target `{name}`", hint="install the package again")
-    return path
+def missing_target(entry: CatalogEntry, *, revision: str | None = None) -> Download | None:
+    """What `target_path` would download; asks no network."""
+    return _missing(entry, "target", _at(entry, entry.target, revision))
 
 
-def _find_installed(target: WheelTarget) -> Path | None:
-    spec = importlib.util.find_spec(target.package)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / target.file
-        if path.exists():
-            return path
-    return None
+def missing_drafter(entry: CatalogEntry, *, revision: str | None = None) -> Download | None:
+    """What `drafter_path` would download; asks no network."""
+    return _missing(entry, "drafter", _at(entry, entry.drafter, revision))
 
 
-def _check_digest(path: Path, target: WheelTarget) -> Path:
-    found = sha256_of(path)
-    if found != target.sha256:
-        raise CheckpointError(
-            f"`{path}` is not the file the catalog means: expected sha256 `{target.sha256}`, found `{found}`",
-            hint="delete the file and try again",
-        )
-    return path
+def has_drafter(entry: CatalogEntry) -> bool:
+    """Whether there is a drafter to be had; an installation may lack the one inside this package."""
+    return not isinstance(entry.drafter, PackagedFolder) or _is_packaged(entry.drafter)
 
 
-def _download(target: WheelTarget, path: Path) -> Path:
-    # The wheel and the file in it lie side by side for a moment.
-    require_free_space(path.parent, 2 * target.size_bytes)
-    with naming_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as folder:
-            _extract(_download_wheel(target, Path(folder)), target, path)
-    return path
+def _at(entry: CatalogEntry, source: Source, revision: str | None) -> Source:
+    if revision is None:
+        return source
+    if not isinstance(source, HubRepository):
+        raise UsageError(f"`{entry.name}` comes in one revision only", hint="leave the revision out")
+    return msgspec.structs.replace(source, revision=revision)
 
 
-def _download_wheel(target: WheelTarget, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), target.requirement]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(folder.glob("*.whl"))
-    if finished.returncode != 0 or not wheels:
-        lines = finished.stderr.strip().splitlines() or ["no wheel came back"]
+def _missing(entry: CatalogEntry, role: str, source: Source) -> Download | None:
+    match source:
+        case PackagedFolder():
+            return None
+        case WheelFile():
+            is_here = find_wheel_file(entry.name, source) is not None
+            return None if is_here else Download(role=role, source=source.requirement, size_bytes=source.size_bytes)
+        case HubRepository():
+            is_here = find_repository(source) is not None
+            named = f"{source.repository} at {source.revision}"
+            return None if is_here else Download(role=role, source=named, size_bytes=source.size_bytes)
+
+
+def _fetch(entry: CatalogEntry, source: Source, report: Report, check: Callable[[Path], object] | None = None) -> Path:
+    match source:
+        case PackagedFolder():
+            return _packaged_path(entry, source)
+        case WheelFile():
+            return fetch_wheel_file(entry.name, source, report=report)
+        case HubRepository():
+            return fetch_repository(source, remedy=_remedy(entry), report=report, check=check)
+
+
+def _packaged_path(entry: CatalogEntry, source: PackagedFolder) -> Path:
+    if not _is_packaged(source):
+        part = "drafter" if source == entry.drafter else "target"
         raise MachineError(
-            f"cannot download `{target.requirement}`: {lines[-1]}",
-            hint=f"without a network, install `{target.requirement}` or give `{target.file}` as the target",
+            f"this installation carries no {part} for `{entry.name}`",
+            hint="give one with --drafter, or train one" if part == "drafter" else "install the package again",
         )
-    return wheels[0]
+    return catalog_folder() / source.path
 
 
-def _extract(wheel: Path, target: WheelTarget, path: Path) -> None:
-    """Copy the one file out of the wheel; it appears under its name only when its digest is right."""
-    digest = hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive, replacing(path) as file:
-        with archive.open(f"{target.package}/{target.file}") as member:
-            while chunk := member.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                file.write(chunk)
-        if digest.hexdigest() != target.sha256:
-            raise CheckpointError(f"`{target.requirement}` holds another `{target.file}` than the catalog means")
+def _is_packaged(source: PackagedFolder) -> bool:
+    return (catalog_folder() / source.path / "config.json").exists()
+
+
+def _remedy(entry: CatalogEntry) -> str:
+    """The commands that bring an entry here by way of another machine."""
+    downloads = [_download_command(source) for source in (entry.target, entry.drafter)]
+    arguments = [f"--target {entry.name}"]
+    for option, source in (("--target-path", entry.target), ("--drafter", entry.drafter)):
+        if isinstance(source, HubRepository):
+            arguments.append(f"{option} {_folder_name(source)}")
+    commands = " and ".join(f"`{command}`" for command in downloads if command)
+    return (
+        f"run {commands} on a machine that reaches the hub, copy the folders here, "
+        f"then `peagle-trt build {' '.join(arguments)}`"
+    )
+
+
+def _download_command(source: Source) -> str:
+    if not isinstance(source, HubRepository):
+        return ""
+    # Folders below hold copies of the weights in other formats.
+    folder = _folder_name(source)
+    return f'hf download {source.repository} --revision {source.revision} --exclude "*/*" --local-dir {folder}'
+
+
+def _folder_name(source: HubRepository) -> str:
+    return source.repository.rpartition("/")[2]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from peagle_trt import catalog, pipeline
 from peagle_trt.build_folder import resolve_output, staging_path
-from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH, mask_token_option
+from peagle_trt.cli.checkpoint_argument import (
+    NAME_OR_PATH,
+    download_document,
+    download_text,
+    mask_token_option,
+    refuse_revision,
+    revision_option,
+)
 from peagle_trt.cli.options import FOLDER, config_option
 from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import BACKENDS
@@ -17,6 +25,7 @@ from peagle_trt.plan import MAX_BATCH_SIZE, MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LE
 from peagle_trt.quant import AUTOMATIC, RECIPES
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES
 from peagle_trt.readers import read_target
+from peagle_trt.readers.huggingface import read_target_config
 from peagle_trt.spec import BuildSpec, EngineManifest
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
 
@@ -46,6 +55,10 @@ def _default_of(number: int) -> str:
     help="A head's folder, or the catalog name whose head to take; the catalog entry's by default.",
 )
 @mask_token_option
+@revision_option
+@click.option(
+    "--drafter-revision", metavar="REV", help="The same of the drafter on the hub; by default its catalog entry's."
+)
 @click.option("--tokenizer", "tokenizer_path", type=FOLDER, help="Where the tokenizer lies; the target's by default.")
 @click.option(
     "-k",
@@ -78,7 +91,11 @@ def _default_of(number: int) -> str:
 @click.option(
     "--until", type=click.Choice(STAGES), default=STAGES[-1], show_default=True, help="Stop after this stage."
 )
-@click.option("--dry-run", is_flag=True, help="Show what would run, what is cached and how many bytes; write nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would run or be downloaded, what is cached and how many bytes; write nothing.",
+)
 @click.option("--force", is_flag=True, help="Run every step again, cached or not.")
 @click.option("-o", "--output", "output_path", type=FOLDER, help="Folder to write; builds/NAME by default.")
 @config_option
@@ -90,6 +107,8 @@ def command(
     target_path: Path | None,
     drafter: str | None,
     mask_token_id: int | None,
+    revision: str | None,
+    drafter_revision: str | None,
     tokenizer_path: Path | None,
     draft_tokens: int | None,
     precision: str,
@@ -107,11 +126,21 @@ def command(
     """
     entry = catalog.find_entry(target) if not Path(target).exists() or catalog.has_entry(target) else None
     name = entry.name if entry else Path(target).resolve().name.removesuffix(".gguf")
-    resolved_path = target_path or (catalog.target_path(entry) if entry else Path(target))
+    origins = (
+        _origin(entry if target_path is None else None, target_path or Path(target), revision, "--revision"),
+        _find_drafter(drafter, entry, drafter_revision),
+    )
+    downloads = _missing(*origins)
+    if dry_run and downloads:
+        output.result(_downloads_document(downloads), "\n".join(map(download_text, downloads)))
+        return
+    # The drafter first: it is small, and what is wrong with the hub or a token shows with it.
+    drafter_path = _fetch_drafter(origins[1], output)
+    resolved_path = _fetch_target(origins[0], output)
     spec = BuildSpec(
         name=name,
         target_path=resolved_path,
-        drafter_path=_find_drafter(drafter, entry),
+        drafter_path=drafter_path,
         tokenizer_path=tokenizer_path or resolved_path,
         output_path=output_path or Path("builds") / name,
         draft_tokens=draft_tokens or (entry.draft_tokens if entry else DEFAULT_DRAFT_TOKENS),
@@ -138,12 +167,53 @@ def _default_length(entry: catalog.CatalogEntry | None, target_path: Path) -> in
     return max(MIN_SEQUENCE_LENGTH, min(DEFAULT_SEQUENCE_LENGTH, read_target(target_path).config.max_positions))
 
 
-def _find_drafter(drafter: str | None, entry: catalog.CatalogEntry | None) -> Path:
-    if drafter is None:
-        if entry is None:
-            raise UsageError("a target of your own needs a drafter", hint="give its head with --drafter")
-        return catalog.drafter_path(entry)
-    return catalog.drafter_path(catalog.find_entry(drafter)) if not Path(drafter).exists() else Path(drafter)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Origin:
+    """Where a checkpoint comes from: the catalog's entry, else the path; a revision is only for the hub."""
+
+    entry: catalog.CatalogEntry | None
+    path: Path
+    revision: str | None
+
+
+def _find_drafter(drafter: str | None, entry: catalog.CatalogEntry | None, revision: str | None) -> _Origin:
+    if drafter is None and entry is None:
+        raise UsageError("a target of your own needs a drafter", hint="give its head with --drafter")
+    if drafter is not None:
+        entry = catalog.find_entry(drafter) if not Path(drafter).exists() else None
+    return _origin(entry, Path(drafter or ""), revision, "--drafter-revision")
+
+
+def _origin(entry: catalog.CatalogEntry | None, path: Path, revision: str | None, option: str) -> _Origin:
+    if entry is None:
+        refuse_revision(revision, option, path)
+    return _Origin(entry=entry, path=path, revision=revision)
+
+
+def _missing(target: _Origin, drafter: _Origin) -> list[catalog.Download]:
+    found = [
+        missing(origin.entry, revision=origin.revision)
+        for origin, missing in ((target, catalog.missing_target), (drafter, catalog.missing_drafter))
+        if origin.entry is not None
+    ]
+    return [download for download in found if download is not None]
+
+
+def _fetch_target(origin: _Origin, output: Output) -> Path:
+    if origin.entry is None:
+        return origin.path
+    # A model that is not supported is refused with its configuration, not after all of its weights.
+    return catalog.target_path(origin.entry, revision=origin.revision, report=output.progress, check=read_target_config)
+
+
+def _fetch_drafter(origin: _Origin, output: Output) -> Path:
+    if origin.entry is None:
+        return origin.path
+    return catalog.drafter_path(origin.entry, revision=origin.revision, report=output.progress)
+
+
+def _downloads_document(downloads: list[catalog.Download]) -> dict[str, object]:
+    return {"is_complete": False, "steps": [], "downloads": [download_document(download) for download in downloads]}
 
 
 def _plan_document(plan: Plan) -> dict[str, object]:
@@ -157,7 +227,7 @@ def _plan_document(plan: Plan) -> dict[str, object]:
         }
         for step in plan.steps
     ]
-    return {"is_complete": plan.is_complete, "steps": steps}
+    return {"is_complete": plan.is_complete, "steps": steps, "downloads": []}
 
 
 def _plan_text(plan: Plan) -> str:

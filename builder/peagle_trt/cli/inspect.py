@@ -7,7 +7,15 @@ from pathlib import Path
 
 import click
 
-from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH, find_target, mask_token_option
+from peagle_trt import catalog
+from peagle_trt.cli.checkpoint_argument import (
+    NAME_OR_PATH,
+    download_document,
+    download_text,
+    find_target,
+    mask_token_option,
+    revision_option,
+)
 from peagle_trt.cli.inspect_document import Checkpoint, describe
 from peagle_trt.cli.inspect_text import write_text
 from peagle_trt.cli.output import Output
@@ -20,17 +28,30 @@ from peagle_trt.readers.drafter import is_drafter
 @click.argument("checkpoint", type=NAME_OR_PATH, metavar="NAME|PATH")
 @click.option("--target", type=NAME_OR_PATH, metavar="NAME|PATH", help="Check whether the head fits this target.")
 @mask_token_option
+@revision_option
 @click.option("--tensors", "shows_tensors", is_flag=True, help="List every tensor.")
 @click.pass_obj
 def command(
-    output: Output, checkpoint: str, *, target: str | None, mask_token_id: int | None, shows_tensors: bool
+    output: Output,
+    checkpoint: str,
+    *,
+    target: str | None,
+    mask_token_id: int | None,
+    revision: str | None,
+    shows_tensors: bool,
 ) -> None:
     """Show a target's or a head's configuration and tensors, with every foreign spelling translated.
 
-    A catalog name means its target. With --target every point that head and target must agree on is listed as ok, note,
-    warning or refused; a head that does not fit ends with exit code 4.
+    A catalog name means its target; one that would have to come from the hub is not fetched, only described. With
+    --target every point that head and target must agree on is listed as ok, note, warning or refused; a head that does
+    not fit ends with exit code 4.
     """
-    path = find_target(checkpoint)
+    download = _missing_on_hub(checkpoint, revision)
+    if download is not None:
+        entry = catalog.find_entry(checkpoint)
+        output.result(_entry_document(entry, download), f"{entry.name}: {entry.summary}\n{download_text(download)}")
+        return
+    path = find_target(checkpoint, revision=revision)
     partner = read_target(find_target(target)) if target is not None else None
     found = _read(path, partner, mask_token_id)
     findings = judge_head(found, partner) if isinstance(found, DrafterCheckpoint) else []
@@ -39,6 +60,25 @@ def command(
     output.result(document, write_text(found, document, shows_tensors=shows_tensors))
     if misfit is not None:
         raise misfit
+
+
+def _missing_on_hub(checkpoint: str, revision: str | None) -> catalog.Download | None:
+    if Path(checkpoint).exists():
+        return None
+    entry = catalog.find_entry(checkpoint)
+    return catalog.missing_target(entry, revision=revision) if isinstance(entry.target, catalog.HubRepository) else None
+
+
+def _entry_document(entry: catalog.CatalogEntry, download: catalog.Download) -> dict[str, object]:
+    return {
+        "kind": "catalog entry",
+        "name": entry.name,
+        "summary": entry.summary,
+        "licence": entry.licence,
+        "source": entry.source,
+        "is_here": False,
+        "downloads": [download_document(download)],
+    }
 
 
 def _read(path: Path, partner: TargetCheckpoint | None, mask_token_id: int | None) -> Checkpoint:

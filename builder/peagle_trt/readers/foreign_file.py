@@ -10,20 +10,27 @@ from typing import BinaryIO
 
 from peagle_trt.errors import CheckpointError
 
+MAX_TEXT_BYTES = 100_000_000
+"""Of a configuration, an index or a tokenizer; published ones have up to 40 million."""
+
 
 @contextlib.contextmanager
 def open_foreign(path: Path) -> Iterator[BinaryIO]:
     """Open a file to read.
 
     Raises:
-        CheckpointError: It is absent, cannot be read, or is a folder, a pipe or a device, which might never end.
+        CheckpointError: It is absent, empty, cannot be read, or is a folder, a pipe or a device, which might never end.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise CheckpointError(
                 f"`{path}` is a folder, a pipe or a device, not a file",
                 hint="give the folder that holds the checkpoint",
             )
+        # Windows into the kernel say so too, and reading one may never end.
+        if status.st_size == 0:
+            raise CheckpointError(f"cannot read `{path}`: it is empty", hint="fetch the file again")
         with path.open("rb") as file:
             yield file
     except FileNotFoundError:
@@ -39,7 +46,10 @@ def read_foreign(path: Path) -> bytes:
         CheckpointError: It cannot be read.
     """
     with open_foreign(path) as file:
-        return file.read()
+        content = file.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise CheckpointError(f"`{path}` is larger than {MAX_TEXT_BYTES:,} bytes", hint="fetch the file again")
+    return content
 
 
 def read_foreign_text(path: Path) -> str:

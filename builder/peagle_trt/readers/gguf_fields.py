@@ -14,6 +14,8 @@ from peagle_trt.readers.ranges import Range
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderField
 
+_WHOLE_TYPES = ("UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "UINT64", "INT64")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufFields:
@@ -68,24 +70,35 @@ class GgufFields:
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false."""
-        return bool(self._read(key, default))
+        value = self._read(key, default)
+        if not isinstance(value, bool):
+            raise self.refuse(key, "true or false", value)
+        return value
 
     def texts(self, key: str) -> list[str]:
         """A list of strings."""
-        field = self._field(key)
+        field = self._list(key, ("STRING",), "strings")
         try:
             return [bytes(field.parts[index]).decode("utf-8") for index in field.data]
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"`{self.path}`: `{key}` is not UTF-8: {error}") from error
+            raise CheckpointError(f"`{self.path}`: `{key}` is not UTF-8: {error}", hint="fetch it again") from error
 
     def integers(self, key: str) -> list[int]:
         """A list of whole numbers."""
-        field = self._field(key)
+        field = self._list(key, _WHOLE_TYPES, "whole numbers")
         return [int(field.parts[index][0]) for index in field.data]
 
     def count(self, key: str) -> int:
-        """How many items a list has."""
-        return len(self._field(key).data)
+        """How many strings a list has."""
+        return len(self._list(key, ("STRING",), "strings").data)
+
+    def _list(self, key: str, kinds: tuple[str, ...], items: str) -> ReaderField:
+        field = self._field(key)
+        names = [kind.name for kind in field.types]
+        # An empty list does not say what it would be of.
+        if names[:1] != ["ARRAY"] or (field.data and names[-1] not in kinds):
+            raise self.refuse(key, f"a list of {items}", " of ".join(names).lower())
+        return field
 
     def _field(self, key: str) -> ReaderField:
         field = self.reader.get_field(key)

@@ -12,8 +12,8 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.readers.accounting import account_for
 from peagle_trt.readers.architectures import HeadSizes
 from peagle_trt.readers.checkpoint import TargetCheckpoint
-from peagle_trt.readers.foreign_file import open_foreign
 from peagle_trt.readers.gguf_fields import GgufFields
+from peagle_trt.readers.gguf_header import check_header
 from peagle_trt.readers.gguf_tokenizer import read_gguf_tokenizer
 from peagle_trt.readers.ranges import (
     EPSILON,
@@ -42,7 +42,6 @@ _IN_LAYER = {
     **{f"{part}_bias": f"attn_{part}.bias" for part in "qkv"},
     **{f"{part}_proj": f"ffn_{part}.weight" for part in ("gate", "up", "down")},
 }
-_VERSIONS = (2, 3)
 _REFUSED_KEYS = ("llama.attention.sliding_window", "llama.expert_count", "llama.rope.scaling.yarn_log_multiplier")
 
 
@@ -65,7 +64,7 @@ def read_gguf_target(path: Path) -> TargetCheckpoint:
 def _open(path: Path) -> GGUFReader:
     import gguf
 
-    _check_start(path)
+    check_header(path)
     try:
         return gguf.GGUFReader(path)
     except (ValueError, IndexError, KeyError, OverflowError, OSError) as error:
@@ -73,25 +72,6 @@ def _open(path: Path) -> GGUFReader:
         raise CheckpointError(
             f"`{path}` is truncated, or its header is damaged", hint="fetch the file again"
         ) from error
-
-
-def _check_start(path: Path) -> None:
-    """Refuse what is no GGUF file, or one of a version that is not read.
-
-    Source: the format's description in the ggml project: magic, then the version as a 32-bit number.
-    """
-    with open_foreign(path) as file:
-        start = file.read(8)
-    magic, version = start[:4], int.from_bytes(start[4:], "little")
-    if len(start) < 8:
-        raise CheckpointError(f"`{path}` has {len(start)} bytes, too few for a GGUF file", hint="fetch the file again")
-    if magic != b"GGUF":
-        raise CheckpointError(f"`{path}` is no GGUF file: it starts with `{magic!r}`", hint="fetch the file again")
-    if version not in _VERSIONS:
-        raise CheckpointError(
-            f"`{path}` is GGUF of version {version}; expected {' or '.join(map(str, _VERSIONS))}",
-            hint="convert the model again with a current tool",
-        )
 
 
 def _read_config(fields: GgufFields, tensors: dict[str, ReaderTensor]) -> TargetConfig:
@@ -194,7 +174,9 @@ def _dequantize(tensor: ReaderTensor, spec: TensorSpec) -> NDArray[np.float32]:
     from gguf import quants
 
     try:
-        values = quants.dequantize(tensor.data, tensor.tensor_type)
+        # A damaged scale overflows here; what is no number is refused by name, by whoever asked for it.
+        with np.errstate(all="ignore"):
+            values = quants.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError as error:
         raise CheckpointError(f"tensor `{spec.name}` has the unsupported GGUF type {spec.dtype}") from error
     return np.ascontiguousarray(values, np.float32).reshape(spec.shape)

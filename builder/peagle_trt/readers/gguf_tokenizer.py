@@ -52,6 +52,11 @@ def _build(fields: GgufFields, tokens: list[str]) -> Tokenizer:
     pairs = (merge.partition(" ") for merge in fields.texts("tokenizer.ggml.merges"))
     merges = [(left, right) for left, _, right in pairs]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    kinds = fields.integers("tokenizer.ggml.token_type")
+    if len(vocabulary) != len(tokens):
+        raise fields.refuse("tokenizer.ggml.tokens", "tokens that differ", f"{len(vocabulary)} of {len(tokens)}")
+    if len(kinds) != len(tokens):
+        raise fields.refuse("tokenizer.ggml.token_type", f"one for each of {len(tokens)} tokens", len(kinds))
     try:
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, byte_fallback=False))
     except Exception as error:
@@ -59,7 +64,7 @@ def _build(fields: GgufFields, tokens: list[str]) -> Tokenizer:
         raise CheckpointError(f"`{fields.path}`: `tokenizer.ggml.merges` do not fit the tokens: {error}") from error
     tokenizer.pre_tokenizer = _smollm_splitter()
     tokenizer.decoder = decoders.ByteLevel()
-    for token, kind in zip(tokens, fields.integers("tokenizer.ggml.token_type"), strict=True):
+    for token, kind in zip(tokens, kinds, strict=True):
         if kind == _CONTROL:
             tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
         elif kind == _USER_DEFINED:

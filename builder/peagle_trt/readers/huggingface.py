@@ -117,7 +117,8 @@ def _read_chat_template(folder: Path, settings: Fields) -> str | None:
         return read_foreign_text(path)
     template = settings.values.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        items = [item for item in template if isinstance(item, dict) and isinstance(item.get("name"), str)]
+        named = {item["name"]: item.get("template") for item in items}
         template = named.get("default")
     if template is not None and not isinstance(template, str):
         raise settings.refuse("chat_template", "a string, or a list of templates with their names")

@@ -26,7 +26,9 @@ def parse_object(text: str | bytes) -> dict[str, object]:
         ValueError: The text is not UTF-8, not JSON, not an object, nested without end, or repeats a key.
     """
     try:
-        document = json.loads(text, object_pairs_hook=_unique_pairs)
+        # Bytes would be taken for UTF-16 or UTF-32 where they look so, which no other reader of these files does.
+        decoded = text if isinstance(text, str) else text.decode("utf-8")
+        document = json.loads(decoded, object_pairs_hook=_unique_pairs)
     except RecursionError:
         raise ValueError("its values are nested too deeply") from None
     if not isinstance(document, dict):
@@ -137,7 +139,11 @@ class Fields:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        # It was parsed with more of the stack left.
+        return "values nested too deeply to show"
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
 

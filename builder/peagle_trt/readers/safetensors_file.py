@@ -28,6 +28,9 @@ _NUMPY_TYPES = {
     "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000  # The limit of the format's own reader.
+_MAX_BYTES = (1 << 63) - 1  # What an offset in a file can be; every product below stays a small number.
+_MAX_DIMENSIONS = 32  # numpy's limit before version 2.
+_MAX_NAME_CHARACTERS = 1000
 _AGAIN = "the file is damaged; fetch it again"
 
 
@@ -115,20 +118,25 @@ def raw_rows(spec: TensorSpec) -> NDArray[np.generic]:
 
 
 def _read_entry(path: Path, name: str, entry: object, start: int) -> TensorSpec:
+    if not name.isprintable() or len(name) > _MAX_NAME_CHARACTERS:
+        raise CheckpointError(f"`{path}`: `{name}` is no name of a tensor", hint=_AGAIN)
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise CheckpointError(f"`{path}`: tensor `{name}` lacks dtype, shape or data_offsets", hint=_AGAIN)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if dtype not in ELEMENT_BYTES:
+    if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
         raise CheckpointError(f"`{path}`: tensor `{name}` has the unknown type `{dtype}`")
+    # The many dimensions first: what they hold would be looked at and shown one by one.
+    if isinstance(shape, list) and len(shape) > _MAX_DIMENSIONS:
+        raise CheckpointError(
+            f"`{path}`: tensor `{name}` has {len(shape):,} dimensions, more than {_MAX_DIMENSIONS}", hint=_AGAIN
+        )
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(
             f"`{path}`: tensor `{name}` has shape `{shape}` and offsets `{offsets}`, which make no sense", hint=_AGAIN
         )
-    length_bytes = offsets[1] - offsets[0]
-    # Plain integers: numpy's would overflow on a forged shape.
-    expected_bytes = ELEMENT_BYTES[dtype]
-    for size in shape:
-        expected_bytes *= size
+    length_bytes, expected_bytes = offsets[1] - offsets[0], _count_bytes(dtype, shape)
+    if expected_bytes is None:
+        raise CheckpointError(f"`{path}`: tensor `{name}` of shape {shape} would be larger than any file", hint=_AGAIN)
     if length_bytes != expected_bytes:
         raise CheckpointError(
             f"`{path}`: tensor `{name}` occupies {length_bytes:,} bytes, but {dtype} {shape} takes {expected_bytes:,}",
@@ -138,8 +146,22 @@ def _read_entry(path: Path, name: str, entry: object, start: int) -> TensorSpec:
     return TensorSpec(name=name, dtype=dtype, shape=tuple(shape), location=location)
 
 
+def _count_bytes(dtype: str, shape: list[int]) -> int | None:
+    """Bytes of a tensor, or None where they overflow, even if a dimension of 0 would make them none."""
+    count_bytes, is_empty = ELEMENT_BYTES[dtype], False
+    # Plain integers: numpy's would overflow on a forged shape.
+    for size in shape:
+        count_bytes *= size or 1
+        is_empty |= size == 0
+    if count_bytes > _MAX_BYTES:
+        return None
+    return 0 if is_empty else count_bytes
+
+
 def _are_sizes(values: object) -> bool:
-    return isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
+    return isinstance(values, list) and all(
+        isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_BYTES for value in values
+    )
 
 
 def _check_extents(path: Path, specs: Mapping[str, TensorSpec], start: int, size_bytes: int) -> None:

@@ -12,6 +12,8 @@ from peagle_trt.spec import TensorSpec
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
+_MAX_FILE_NAME_BYTES = 255  # What file systems take.
+
 
 def read_folder_tensors(folder: Path) -> dict[str, TensorSpec]:
     """Describe every tensor of a folder by its foreign name.
@@ -44,8 +46,10 @@ def _read_shards(folder: Path) -> dict[str, TensorSpec]:
     weight_map = read_object(index_path).section("weight_map")
     tensors: dict[str, TensorSpec] = {}
     for file_name in sorted({weight_map.text(name) for name in weight_map.values}):
-        if Path(file_name).name != file_name:
-            raise CheckpointError(f"`{index_path}` points outside its folder: `{file_name}`")
+        if not _is_file_name(file_name):
+            raise CheckpointError(
+                f"`{index_path}` points outside its folder, or to no file: `{file_name}`", hint="fetch the file again"
+            )
         if not (folder / file_name).exists():
             raise CheckpointError(f"`{folder}` lacks the shard `{file_name}`", hint="finish the download")
         for name, spec in read_header(folder / file_name).items():
@@ -60,3 +64,8 @@ def _read_shards(folder: Path) -> dict[str, TensorSpec]:
             hint="the shards belong to another index; fetch the checkpoint again",
         )
     return tensors
+
+
+def _is_file_name(text: str) -> bool:
+    is_plain = text.isprintable() and len(text.encode()) <= _MAX_FILE_NAME_BYTES and "\\" not in text
+    return is_plain and text not in ("", "..") and Path(text).name == text

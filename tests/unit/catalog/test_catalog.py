@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from peagle_trt.catalog import CatalogEntry, find_entry, list_entries, target_path
-from peagle_trt.catalog.entries import WheelTarget
+from peagle_trt.catalog.entries import PackagedFolder, WheelFile
 from peagle_trt.errors import CheckpointError, MachineError, UsageError
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
@@ -44,7 +44,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def entry_for(content: bytes) -> CatalogEntry:
-    target = WheelTarget(
+    target = WheelFile(
         requirement="a-made-up-model==1.0",
         package="a_made_up_model",
         file="model.gguf",
@@ -56,9 +56,9 @@ def entry_for(content: bytes) -> CatalogEntry:
         summary="",
         licence="",
         source="",
-        drafter="",
         drafter_source="",
         target=target,
+        drafter=PackagedFolder(path="nowhere"),
         draft_tokens=5,
         max_batch_size=1,
         max_sequence_length=64,

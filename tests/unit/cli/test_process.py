@@ -134,6 +134,6 @@ def test_an_error_after_a_signal_is_the_signal_s(
 ) -> None:
     watch = SignalWatch()
     watch.received = signal.SIGINT
-    monkeypatch.setattr("peagle_trt.cli.targets.list_entries", lambda: 1 / 0)
+    monkeypatch.setattr("peagle_trt.catalog.list_entries", lambda: 1 / 0)
     assert run(["targets", "--json"], watch) == 130
     assert json.loads(capsys.readouterr().out)["error"]["message"] == "stopped by SIGINT"
