@@ -98,7 +98,7 @@ def dry_run(spec: BuildSpec, *, report: Report = lambda line: None) -> Plan:
         replace(step, size_bytes=weights.written, in_place_bytes=weights.in_place) if step.name == "quantize" else step
         for step in plan.steps
     ]
-    return replace(plan, steps=tuple(steps))
+    return replace(plan, steps=tuple(steps), memory_bytes=weights.memory)
 
 
 def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Checkpoints:

@@ -58,10 +58,12 @@ class Plan:
     Attributes:
         steps: In order.
         is_complete: The finished build is there, and made from the same inputs.
+        memory_bytes: Most that the stages up to `graph` take, roughly; None where no checkpoint was read.
     """
 
     steps: tuple[Step, ...]
     is_complete: bool
+    memory_bytes: int | None = None
 
     def step(self, name: str) -> Step:
         """A step by name."""

@@ -227,7 +227,12 @@ def _plan_document(plan: Plan) -> dict[str, object]:
         }
         for step in plan.steps
     ]
-    return {"is_complete": plan.is_complete, "steps": steps, "downloads": []}
+    return {
+        "is_complete": plan.is_complete,
+        "memory_bytes_up_to_graph": plan.memory_bytes,
+        "steps": steps,
+        "downloads": [],
+    }
 
 
 def _plan_text(plan: Plan) -> str:
@@ -237,6 +242,8 @@ def _plan_text(plan: Plan) -> str:
         if step.in_place_bytes:
             size += f" new, {step.in_place_bytes:,} in place"
         lines.append(f"{step.name:<10} {'cached' if step.is_cached else 'to do':<8}{size}".rstrip())
+    if plan.memory_bytes is not None:
+        lines.append(f"memory up to `graph`: about {plan.memory_bytes >> 20:,} MiB at most")
     return "\n".join(lines)
 
 

@@ -127,6 +127,11 @@ def stored_bytes(layout: Sequence[StoredTensor]) -> int:
     return sum(_length_bytes(tensor) for tensor in layout)
 
 
+def largest_bytes(layout: Sequence[StoredTensor]) -> int:
+    """Size of a layout's largest tensor: one is in memory at a time."""
+    return max(map(_length_bytes, layout), default=0)
+
+
 def _write(path: Path, layout: Sequence[StoredTensor]) -> StoredWeights:
     padded = _pad(layout)
     with replacing(path) as file:
