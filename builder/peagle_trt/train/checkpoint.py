@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.readers import read_drafter
@@ -43,6 +43,7 @@ def write_head(
     from safetensors.torch import save_file
 
     from peagle_trt.train.vocabulary import draft_offsets
+    from peagle_trt.writers.vllm import config_document
 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {_dialect_name(name): value.to(torch.bfloat16).contiguous() for name, value in state.items()}
@@ -51,52 +52,8 @@ def write_head(
         tensors["d2t"] = torch.from_numpy(draft_offsets(draft_to_target))
     staging = folder / f"{WEIGHTS_NAME}.part"
     save_file(tensors, staging, metadata={"format": "pt"})
-    (folder / CONFIG_NAME).write_text(json.dumps(config_document(head.config, target), indent=2) + "\n")
+    (folder / CONFIG_NAME).write_text(json.dumps(config_document(head.config, "BF16", target), indent=2) + "\n")
     staging.rename(folder / WEIGHTS_NAME)
-
-
-def config_document(config: DrafterConfig, target: TargetConfig) -> dict[str, Any]:
-    """The config.json of a head.
-
-    Source: keys that vLLM's EAGLE-3 and parallel drafting read; all three spellings of the mask token are written,
-    because its versions differ in which they know.
-    """
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "draft_vocab_size": config.draft_vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope.theta,
-        "rope_scaling": None,
-        "max_position_embeddings": config.max_positions,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-        "bos_token_id": target.bos_token_id,
-        "eos_token_id": target.eos_token_ids[0],
-        "mask_token_id": config.mask_token_id,
-        "pard_token": config.mask_token_id,
-        "ptd_token_id": config.mask_token_id,
-        "norm_before_residual": False,
-        "norm_before_fc": False,
-        "fc_norm": False,
-        "target_hidden_size": config.target_hidden_size,
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(config.aux_layer_ids),
-            "use_aux_hidden_state": True,
-        },
-        "parallel_drafting": True,
-        "num_depths": config.num_depths,
-    }
 
 
 def read_head(folder: Path, compute_dtype: torch.dtype) -> tuple[PeagleHead, NDArray[np.int64]]:

@@ -9,7 +9,14 @@ from peagle_trt.spec import DrafterConfig
 from peagle_trt.spec.target import default_aux_layer_ids
 from peagle_trt.writers.settings import layer_settings, older_rope, refuse_lone_biases, text_settings
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, cannot_hold
-from peagle_trt.writers.tensors import embedding_table, inverse_map, output_layer, own_tensors, zero_output_biases
+from peagle_trt.writers.tensors import (
+    embedding_table,
+    float_type,
+    inverse_map,
+    output_layer,
+    own_tensors,
+    zero_output_biases,
+)
 
 
 def spell(drafter: DrafterCheckpoint, target: TargetCheckpoint | None) -> SpelledHead:
@@ -30,9 +37,9 @@ def spell(drafter: DrafterCheckpoint, target: TargetCheckpoint | None) -> Spelle
     _refuse_other_layers(config, target)
     document = {
         "architectures": ["LlamaEagle3DraftModel"],
-        **layer_settings(drafter),
+        **layer_settings(config, float_type(drafter)),
         **older_rope(config.rope),
-        **text_settings(target),
+        **text_settings(target.config if target else None),
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         "fc_norm": config.has_fc_norm,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
-from peagle_trt.spec import DrafterConfig, RopeConfig
+from peagle_trt.spec import DrafterConfig, RopeConfig, TargetConfig
 from peagle_trt.writers.spelled import cannot_hold
-from peagle_trt.writers.tensors import float_type
 
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 
 
-def layer_settings(drafter: DrafterCheckpoint) -> dict[str, object]:
-    """Sizes, epsilon, biases and activation; neither rotation nor windows."""
-    config = drafter.config
+def layer_settings(config: DrafterConfig, stored_type: str) -> dict[str, object]:
+    """Sizes, epsilon, biases and activation; neither rotation nor windows.
+
+    Args:
+        config: The head.
+        stored_type: Type of its weights, as safetensors spells it.
+    """
     return {
         "model_type": "qwen3" if config.has_qk_norm else "llama",
         "vocab_size": config.vocab_size,
@@ -28,16 +30,16 @@ def layer_settings(drafter: DrafterCheckpoint) -> dict[str, object]:
         "attention_bias": config.has_attention_bias,
         "mlp_bias": config.has_mlp_bias,
         "tie_word_embeddings": False,
-        "dtype": _TYPES[float_type(drafter)],
+        "dtype": _TYPES[stored_type],
     }
 
 
-def text_settings(target: TargetCheckpoint | None) -> dict[str, object]:
+def text_settings(target: TargetConfig | None) -> dict[str, object]:
     """Tokens that start and end texts, where the target is known."""
     if target is None:
         return {}
-    ends = list(target.config.eos_token_ids)
-    return {"bos_token_id": target.config.bos_token_id, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+    ends = list(target.eos_token_ids)
+    return {"bos_token_id": target.bos_token_id, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
 
 
 def older_rope(rope: RopeConfig) -> dict[str, object]:

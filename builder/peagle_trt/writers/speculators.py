@@ -13,7 +13,7 @@ from peagle_trt.writers.settings import (
     window_settings,
 )
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor
-from peagle_trt.writers.tensors import inverse_map, output_layer, own_tensors, zero_output_biases
+from peagle_trt.writers.tensors import float_type, inverse_map, output_layer, own_tensors, zero_output_biases
 
 _USUAL_DRAFT_TOKENS = 5
 
@@ -34,7 +34,11 @@ def spell(drafter: DrafterCheckpoint, target: TargetCheckpoint | None) -> Spelle
     config = drafter.config
     refuse_lone_biases(config, SPECULATORS.name)
     method = "peagle" if config.is_parallel else "eagle3"
-    layers = layer_settings(drafter) | newer_rope(config.rope) | window_settings(config, SPECULATORS.name)
+    layers = (
+        layer_settings(config, float_type(drafter))
+        | newer_rope(config.rope)
+        | window_settings(config, SPECULATORS.name)
+    )
     document = {
         "architectures": ["PEagleDraftModel" if config.is_parallel else "Eagle3DraftModel"],
         "speculators_model_type": method,

@@ -9,7 +9,7 @@ from peagle_trt.readers.dialects import TRTLLM, TRTLLM_ONE_LAYER
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.writers.settings import layer_settings, older_rope, refuse_lone_biases, text_settings
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, cannot_hold
-from peagle_trt.writers.tensors import output_layer, own_tensors, zero_output_biases
+from peagle_trt.writers.tensors import float_type, output_layer, own_tensors, zero_output_biases
 
 
 def spell(drafter: DrafterCheckpoint, target: TargetCheckpoint | None) -> SpelledHead:
@@ -30,9 +30,9 @@ def spell(drafter: DrafterCheckpoint, target: TargetCheckpoint | None) -> Spelle
     _refuse_parts(config)
     document = {
         "architectures": ["LlamaForCausalLMEagle3"],
-        **layer_settings(drafter),
+        **layer_settings(config, float_type(drafter)),
         **older_rope(config.rope),
-        **text_settings(target),
+        **text_settings(target.config if target else None),
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         "fc_norm": config.has_fc_norm,

@@ -6,7 +6,7 @@ import json
 
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.readers.dialects import VLLM
-from peagle_trt.spec import DrafterConfig
+from peagle_trt.spec import DrafterConfig, TargetConfig
 from peagle_trt.writers.settings import (
     layer_settings,
     mixed_window_notes,
@@ -16,7 +16,7 @@ from peagle_trt.writers.settings import (
     window_settings,
 )
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, cannot_hold
-from peagle_trt.writers.tensors import output_layer, own_tensors, zero_output_biases
+from peagle_trt.writers.tensors import float_type, output_layer, own_tensors, zero_output_biases
 
 _ARCHITECTURES = {False: "LlamaForCausalLMEagle3", True: "Eagle3Qwen3ForCausalLM"}
 _USUAL_DRAFT_TOKENS = 5
@@ -39,15 +39,29 @@ def spell(drafter: DrafterCheckpoint, target: TargetCheckpoint | None) -> Spelle
     refuse_lone_biases(config, VLLM.name)
     if config.has_qk_norm and config.has_output_bias:
         raise cannot_hold(VLLM.name, "a bias of the attention's output beside head norms", "its Qwen3 layers have none")
-    document = {
+    document = config_document(config, float_type(drafter), target.config if target else None)
+    return SpelledHead(document=document, tensors=_tensors(drafter, target), notes=_notes(config))
+
+
+def config_document(config: DrafterConfig, stored_type: str, target: TargetConfig | None) -> dict[str, object]:
+    """The config.json of a head.
+
+    Args:
+        config: The head.
+        stored_type: Type of its weights, as safetensors spells it.
+        target: Its target where it is known, for the tokens that start and end texts.
+
+    Raises:
+        CheckpointError: Layers have windows of different widths.
+    """
+    return {
         "architectures": [_ARCHITECTURES[config.has_qk_norm]],
-        **layer_settings(drafter),
+        **layer_settings(config, stored_type),
         **older_rope(config.rope),
         **window_settings(config, VLLM.name),
         **text_settings(target),
         **_head_settings(config),
     }
-    return SpelledHead(document=document, tensors=_tensors(drafter, target), notes=_notes(config))
 
 
 def _head_settings(config: DrafterConfig) -> dict[str, object]:
