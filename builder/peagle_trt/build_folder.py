@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from peagle_trt.errors import MachineError, UsageError, VerificationError
+from peagle_trt.errors import UsageError, VerificationError
 from peagle_trt.files import (
     SAMPLED_FROM_BYTES,
     link_or_copy,
+    locked_folder,
     naming_os_errors,
     remove_folder,
     sampled_sha256_of,
@@ -234,10 +233,7 @@ def staged_build(output_path: Path) -> Iterator[StagedBuild]:
     staging = staging_path(output_path)
     with naming_os_errors(output_path):
         require_replaceable(output_path)
-        staging.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(staging, os.O_RDONLY)
-    try:
-        _lock(descriptor, output_path)
+    with locked_folder(staging, f"another process is building `{output_path}`"):
         _settle_replacement(output_path)
         build = StagedBuild(output_path)
         try:
@@ -245,17 +241,6 @@ def staged_build(output_path: Path) -> Iterator[StagedBuild]:
         finally:
             if not build.steps:
                 remove_folder(staging)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, output_path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise MachineError(
-            f"another process is building `{output_path}`", hint="wait for it, or choose another folder"
-        ) from None
 
 
 def _settle_replacement(output_path: Path) -> None:

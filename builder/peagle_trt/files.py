@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -29,6 +30,9 @@ _OS_REASONS = {
     errno.EEXIST: ("something of another kind has that name", "remove it, or choose another folder"),
     errno.EISDIR: ("the path is a folder, not a file", "check the path"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter name"),
+    errno.EFBIG: ("the file would be larger than is allowed", "raise the limit of file sizes (`ulimit -f`)"),
+    errno.ELOOP: ("its links lead in a circle", "check the links"),
+    errno.ENOTEMPTY: ("the folder is not empty", "choose another folder"),
     errno.EMFILE: ("too many files are open", "raise the limit of open files (`ulimit -n`)"),
 }
 
@@ -66,6 +70,30 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked_folder(path: Path, busy: str) -> Iterator[None]:
+    """A folder, made where it is missing, that one process at a time works in.
+
+    Args:
+        path: The folder.
+        busy: What to say while another process has it.
+
+    Raises:
+        MachineError: Another process has it, or it cannot be made.
+    """
+    with naming_os_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MachineError(busy, hint="wait for it, or choose another folder") from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:

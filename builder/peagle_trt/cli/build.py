@@ -130,6 +130,7 @@ def command(
         _origin(entry if target_path is None else None, target_path or Path(target), revision, "--revision"),
         _find_drafter(drafter, entry, drafter_revision),
     )
+    _check_local_target(origins[0])
     downloads = _missing(*origins)
     if dry_run and downloads:
         output.result(_downloads_document(downloads), "\n".join(map(download_text, downloads)))
@@ -147,7 +148,8 @@ def command(
         precision=precision,
         backend=backend,
         max_batch_size=max_batch_size or (entry.max_batch_size if entry else DEFAULT_BATCH_SIZE),
-        max_sequence_length=max_sequence_length or _default_length(entry, resolved_path),
+        max_sequence_length=max_sequence_length
+        or _default_length(entry, resolved_path, is_entrys_own=target_path is None),
         target_source=entry.source if entry and target_path is None else "",
         drafter_source=entry.drafter_source if entry and drafter is None else "",
         mask_token_id=mask_token_id,
@@ -160,11 +162,12 @@ def command(
     output.result(_build_document(spec, manifest), _build_text(spec, manifest))
 
 
-def _default_length(entry: catalog.CatalogEntry | None, target_path: Path) -> int:
-    if entry is not None:
+def _default_length(entry: catalog.CatalogEntry | None, target_path: Path, *, is_entrys_own: bool) -> int:
+    if entry is not None and is_entrys_own:
         return entry.max_sequence_length
+    wanted = DEFAULT_SEQUENCE_LENGTH if entry is None else entry.max_sequence_length
     # A target made for less than the shortest build is refused with its checkpoint, not as a length nobody asked for.
-    return max(MIN_SEQUENCE_LENGTH, min(DEFAULT_SEQUENCE_LENGTH, read_target(target_path).config.max_positions))
+    return max(MIN_SEQUENCE_LENGTH, min(wanted, read_target(target_path).config.max_positions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +200,12 @@ def _missing(target: _Origin, drafter: _Origin) -> list[catalog.Download]:
         if origin.entry is not None
     ]
     return [download for download in found if download is not None]
+
+
+def _check_local_target(origin: _Origin) -> None:
+    """Refuse a target that lies here before anything is downloaded for it."""
+    if origin.entry is None:
+        read_target(origin.path)
 
 
 def _fetch_target(origin: _Origin, output: Output) -> Path:

@@ -109,11 +109,12 @@ def _text(found: Diagnosis) -> str:
         rows.insert(1, (f"as published, {found.other_format[0]}", found.other_format[1]))
     width = max(len(name) for name, _ in rows)
     positions = len(rows[0][1].rates)
-    head = f"{'reading, ' + found.prompt_format:<{width}}  length  " + " ".join(f"{k + 1:>4}" for k in range(positions))
+    numbers = " ".join(f"{k + 1:>4}" for k in range(positions))
+    head = f"{'reading, ' + found.prompt_format:<{width}}  steps  length  {numbers}"
     lines = [head.rstrip()]
     for name, each in rows:
         by_position = " ".join(f"{rate:>4.0%}" for rate in each.rates)
-        lines.append(f"{name:<{width}}  {each.length:>6.2f}  {by_position}")
+        lines.append(f"{name:<{width}}  {each.num_steps:>5}  {each.length:>6.2f}  {by_position}")
     lines.append("")
     for finding in found.findings:
         lines.append(finding.text)

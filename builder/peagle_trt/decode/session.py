@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from peagle_trt.build_folder import read_manifest
+from peagle_trt.build_folder import MANIFEST_NAME, check_files, read_manifest
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
 from peagle_trt.decode.text import TextTokenizer
@@ -83,6 +83,7 @@ def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBui
     Raises:
         UsageError: The folder is not a finished build, or a file of it is missing or cut. Content is not compared: see
             `verify`.
+        VerificationError: A file was written over after the build was finished.
         MachineError: This machine cannot run it.
     """
     manifest = read_manifest(build_path)
@@ -99,15 +100,20 @@ def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBui
 
 
 def require_files(build_path: Path, manifest: EngineManifest) -> None:
-    """Compare every file's size with the manifest.
+    """Compare every file's size with the manifest, and the content of those that were touched since it was written.
+
+    A build that leaves weights in place shares them with its checkpoint, which somebody may write over.
 
     Raises:
         UsageError: One is missing or has another size.
+        VerificationError: One has another content.
     """
+    finished_ns = (build_path / MANIFEST_NAME).stat().st_mtime_ns
     for file in manifest.files:
         found = build_path / file.path
         if not found.is_file() or found.stat().st_size != file.size_bytes:
             raise UsageError(f"`{found}` is missing or not of {file.size_bytes} bytes", hint="build again with --force")
+    check_files(build_path, [f for f in manifest.files if (build_path / f.path).stat().st_mtime_ns > finished_ns])
 
 
 def generate(loaded: LoadedBuild, requests: Sequence[GenerationRequest]) -> list[Generation]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,8 +10,9 @@ from peagle_trt.diagnose.variants import PUBLISHED, Variant
 from peagle_trt.diagnose.walk import Acceptance
 
 NOTABLE_GAIN = 0.15
-"""Drafts a step that a reading must add before it counts as better: twice the spread between halves of eight prompts
-that the shipped heads show."""
+"""Drafts a step that a reading must add, beside the standard error of the difference, before it counts as better."""
+MIN_STEPS = 50
+"""Fewer steps say nothing: at 50 an acceptance length of 2 is known to about 0.2."""
 POOR_LENGTH = 1.3
 """Below it a step of any head costs more than it yields."""
 BLIND_RATE = 0.1
@@ -23,7 +25,7 @@ class Finding:
     """One reason.
 
     Attributes:
-        kind: A word for programs: `reading`, `template`, `mask`, `first-slot`, `poor` or `fine`.
+        kind: A word for programs: `few`, `reading`, `template`, `mask`, `first-slot`, `poor` or `fine`.
         text: The reason with its numbers.
         remedy: What to do about it; may be empty.
     """
@@ -45,8 +47,16 @@ def explain(
             acceptance of the published reading under it; None for a target without a template.
     """
     published = measured[PUBLISHED]
+    if published.num_steps < MIN_STEPS:
+        return [
+            Finding(
+                kind="few",
+                text=f"only {published.num_steps} verify steps were seen; {MIN_STEPS} are needed to tell a reason",
+                remedy="give more prompts with --num-prompts, or longer answers with --max-tokens",
+            )
+        ]
     findings = _better_readings(variants, measured)
-    if other_format is not None and other_format[1].length - published.length >= NOTABLE_GAIN:
+    if other_format is not None and _is_better(other_format[1], published):
         findings.append(
             Finding(
                 kind="template",
@@ -70,8 +80,9 @@ def explain(
 
 
 def _better_readings(variants: Mapping[str, Variant], measured: Mapping[str, Acceptance]) -> list[Finding]:
-    base = measured[PUBLISHED].length
-    better = [name for name, found in measured.items() if found.length - base >= NOTABLE_GAIN]
+    published = measured[PUBLISHED]
+    base = published.length
+    better = [name for name, found in measured.items() if _is_better(found, published)]
     better.sort(key=lambda name: -measured[name].length)
     return [
         Finding(
@@ -81,6 +92,12 @@ def _better_readings(variants: Mapping[str, Variant], measured: Mapping[str, Acc
         )
         for name in better
     ]
+
+
+def _is_better(found: Acceptance, published: Acceptance) -> bool:
+    """Whether a difference is neither small nor within the noise of so many steps."""
+    noise = math.hypot(found.length_error, published.length_error)
+    return found.length - published.length >= max(NOTABLE_GAIN, noise)
 
 
 def _faults_of_slots(published: Acceptance) -> list[Finding]:

@@ -73,6 +73,7 @@ def diagnose(request: DiagnosisRequest, *, report: Callable[[str], None] = lambd
     variants = list_variants(request.target.config, request.drafter.config)
     formats = (WITH_TEMPLATE, WITHOUT_TEMPLATE) if request.tokenizer.has_chat_template else (WITHOUT_TEMPLATE,)
     prompts = {name: [_encode(request, prompt, name) for prompt in request.prompts] for name in formats}
+    _check_lengths(request, prompts)
     with tempfile.TemporaryDirectory(prefix="peagle-trt-diagnose-") as folder:
         bench = _workbench(Path(folder), request, variants, prompts)
         report(f"precision {bench.precision}: {bench.reason}")
@@ -90,6 +91,17 @@ def diagnose(request: DiagnosisRequest, *, report: Callable[[str], None] = lambd
             engine.close()
     findings = explain({variant.name: variant for variant in variants}, measured, other_format=other)
     return Diagnosis(prompt_format=formats[0], measured=measured, other_format=other, findings=tuple(findings))
+
+
+def _check_lengths(request: DiagnosisRequest, prompts: dict[str, list[list[int]]]) -> None:
+    reach = request.target.config.max_positions - request.max_tokens
+    for number, lengths in enumerate(zip(*(map(len, each) for each in prompts.values()), strict=True), start=1):
+        if max(lengths) > reach:
+            raise UsageError(
+                f"prompt {number} has {max(lengths)} tokens; with --max-tokens {request.max_tokens} the target takes "
+                f"{reach} of its {request.target.config.max_positions}",
+                hint="leave it out, or shorten it",
+            )
 
 
 def _encode(request: DiagnosisRequest, prompt: str, prompt_format: str) -> list[int]:

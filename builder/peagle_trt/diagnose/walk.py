@@ -5,6 +5,7 @@ Letters: T tokens of a recording, A auxiliary states, H hidden size of the targe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,15 @@ class Acceptance:
     def length(self) -> float:
         """Tokens a verify step, bonus counted."""
         return 1.0 + sum(self.accepted_by_position) / max(1, self.num_steps)
+
+    @property
+    def length_error(self) -> float:
+        """Standard error of `length`, steps taken as independent."""
+        steps = max(1, self.num_steps)
+        mean = sum(self.accepted_by_position) / steps
+        # A step that accepted n drafts is counted at n positions, and the first n odd numbers add up to n squared.
+        squares = sum((2 * slot + 1) * accepted for slot, accepted in enumerate(self.accepted_by_position)) / steps
+        return math.sqrt(max(0.0, squares - mean * mean) / steps)
 
     @property
     def rates(self) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ import msgspec
 from peagle_trt import __version__
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.engine.registry import open_engine
+from peagle_trt.graph.attention import check_head_dim
 from peagle_trt.quant import StoredWeights, choose_recipe, store_drafter, store_target
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.spec import ARTIFACT_FORMAT, DrafterConfig, EngineManifest, GraphShapes, TargetConfig, TokenizerFiles
@@ -48,6 +49,8 @@ class Workbench:
         max_sequence_length: int,
         num_threads: int | None = None,
     ) -> None:
+        for role, width in (("target", target.config.head_dim), ("drafter", drafter.config.head_dim)):
+            check_head_dim(role, width)
         self._folder = folder
         self._target, self._drafter = target, drafter
         self._num_threads = num_threads

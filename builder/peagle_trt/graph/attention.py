@@ -45,6 +45,23 @@ class HeadShape:
         return [self.num_query * self.dim, self.num_key_value * self.dim, self.num_key_value * self.dim]
 
 
+def check_head_dim(role: str, width: int) -> None:
+    """Refuse heads of a width that the kernel cannot take, before anything is written for them.
+
+    Args:
+        role: Whose heads.
+        width: Their width.
+
+    Raises:
+        CheckpointError: It cannot.
+    """
+    if width % HEAD_DIM_MULTIPLE:
+        raise CheckpointError(
+            f"the {role}'s head_dim {width} is not a multiple of {HEAD_DIM_MULTIPLE}",
+            hint="ONNX Runtime's GroupQueryAttention takes no other; no other backend of this release does either",
+        )
+
+
 class GroupedAttention:
     """Emits attention over G groups; holds what all layers share.
 
@@ -54,19 +71,11 @@ class GroupedAttention:
         rope: Rotary embedding of every layer.
         num_groups: G.
         cache_capacity: C.
-
-    Raises:
-        CheckpointError: The kernel cannot take heads of this width.
     """
 
     def __init__(
         self, builder: GraphBuilder, heads: HeadShape, rope: RopeConfig, *, num_groups: int, cache_capacity: int
     ) -> None:
-        if heads.dim % HEAD_DIM_MULTIPLE:
-            raise CheckpointError(
-                f"head_dim {heads.dim} is not a multiple of {HEAD_DIM_MULTIPLE}",
-                hint="ONNX Runtime's GroupQueryAttention takes no other; no other backend of this release does either",
-            )
         self._builder = builder
         self._heads = heads
         self._num_groups = num_groups

@@ -177,8 +177,9 @@ def _require_referable(name: str, spec: TensorSpec) -> TensorSpec:
     location = spec.location
     if location is None or location.path.suffix != ".safetensors" or spec.dtype not in REFERABLE_TYPES:
         where = f"`{location.path}`" if location else "the checkpoint"
+        how = "in another layout" if location is None and spec.dtype in REFERABLE_TYPES else f"as {spec.dtype}"
         raise CheckpointError(
-            f"{where} stores `{spec.name}` as {spec.dtype}, which a graph cannot read in place",
+            f"{where} stores `{spec.name}` {how}, which a graph cannot read in place",
             hint=f"precision `native` reads safetensors of {', '.join(REFERABLE_TYPES)}; use `fp32`",
         )
     return replace(spec, name=name)

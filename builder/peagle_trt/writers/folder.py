@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from peagle_trt.errors import UsageError
-from peagle_trt.files import naming_os_errors, remove_folder, replacing, require_free_space, write_text
+from peagle_trt.files import locked_folder, naming_os_errors, remove_folder, replacing, require_free_space, write_text
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor
 
 CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
@@ -50,19 +50,28 @@ def write_folder(head: SpelledHead, source: Path, path: Path) -> int:
     size_bytes = sum(tensor.length_bytes for tensor in head.tensors)
     require_free_space(path.parent, size_bytes)
     staging = path.with_name(f".{path.name}.partial")
-    remove_folder(staging)
-    try:
-        with replacing(staging / WEIGHTS_NAME) as file:
-            _write_weights(file, head.tensors)
-        write_text(staging / CONFIG_NAME, json.dumps(head.document, indent=2) + "\n")
-        _copy_texts(source, staging)
-        with naming_os_errors(path):
-            if path.exists():
-                path.rmdir()
-            staging.rename(path)
-    finally:
-        remove_folder(staging)
+    with locked_folder(staging, f"another process is writing `{path}`"):
+        try:
+            _fill(staging, head, source)
+            # Another process may have finished between the first look and the lock.
+            require_free_name(path)
+            with naming_os_errors(path):
+                if path.exists():
+                    path.rmdir()
+                staging.rename(path)
+        finally:
+            remove_folder(staging)
     return size_bytes
+
+
+def _fill(staging: Path, head: SpelledHead, source: Path) -> None:
+    """Write everything; what a killed run left is overwritten or removed."""
+    for leftover in staging.iterdir():
+        leftover.unlink()
+    with replacing(staging / WEIGHTS_NAME) as file:
+        _write_weights(file, head.tensors)
+    write_text(staging / CONFIG_NAME, json.dumps(head.document, indent=2) + "\n")
+    _copy_texts(source, staging)
 
 
 def _write_weights(file: BinaryIO, tensors: Sequence[SpelledTensor]) -> None:

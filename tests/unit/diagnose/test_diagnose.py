@@ -53,18 +53,33 @@ def test_a_wrong_setting_is_found_and_its_remedy_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, remedy: str
 ) -> None:
     head = damaged_head(tmp_path / "head", damage)
-    code, document = diagnose(capsys, "tiny", head, "--num-prompts", 4, "--max-tokens", 48)
+    code, document = diagnose(capsys, "tiny", head, "--num-prompts", 8, "--max-tokens", 48)
     assert code == 0
     first = document["findings"][0]
     assert (first["kind"], remedy in first["remedy"]) == ("reading", True)
 
 
 def test_a_good_head_is_found_fine(capsys: pytest.CaptureFixture[str]) -> None:
-    code, document = diagnose(capsys, "tiny", "tiny", "--num-prompts", 2, "--max-tokens", 48, "-k", 3)
+    code, document = diagnose(capsys, "tiny", "tiny", "--num-prompts", 5, "--max-tokens", 48, "-k", 3)
     assert code == 0
     assert [finding["kind"] for finding in document["findings"]] == ["fine"]
     assert document["readings"][0]["reading"] == "as published"
     assert len(document["readings"][0]["acceptance_by_position"]) == 3
+
+
+def test_few_steps_give_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = diagnose(capsys, "tiny", "tiny", "--num-prompts", 1, "--max-tokens", 16)
+    assert code == 0
+    assert [finding["kind"] for finding in document["findings"]] == ["few"]
+
+
+def test_a_prompt_past_the_targets_reach_is_refused_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "long.jsonl").write_text(json.dumps({"prompt": "many words " * 2000}))
+    code = run(["--json", "diagnose", "tiny", "tiny", "--prompts", str(tmp_path / "long.jsonl")])
+    document = json.loads(capsys.readouterr().out)
+    assert (code, document["error"]["message"].startswith("prompt 1 has ")) == (2, True)
 
 
 def test_answers_too_short_to_see_every_slot_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

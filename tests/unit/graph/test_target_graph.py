@@ -11,6 +11,7 @@ import torch
 
 from peagle_trt.engine.protocol import TargetRows
 from peagle_trt.errors import CheckpointError
+from peagle_trt.graph.attention import check_head_dim
 from peagle_trt.verify.tolerances import TOLERANCES
 from tests.support.models import VOCABULARY, open_pair, save_drafter, save_target
 
@@ -125,8 +126,6 @@ def test_a_context_longer_than_the_cache_is_refused(tmp_path: Path) -> None:
         engine.run_target([_rows(0, _tokens(49), 0, 1)])
 
 
-def test_a_head_width_that_the_kernel_cannot_take_is_refused(tmp_path: Path) -> None:
-    save_target(tmp_path / "target", head_dim=8)
-    save_drafter(tmp_path / "drafter")
-    with pytest.raises(CheckpointError, match="head_dim 8"):
-        open_pair(tmp_path / "target", tmp_path / "drafter", tmp_path / "build")
+def test_a_head_width_that_the_kernel_cannot_take_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="the target's head_dim 8 is not a multiple of 16"):
+        check_head_dim("target", 8)

@@ -11,6 +11,7 @@ import pytest
 
 from peagle_trt import pipeline
 from peagle_trt.build_folder import read_manifest
+from peagle_trt.decode.session import require_files
 from peagle_trt.errors import CheckpointError, VerificationError
 from peagle_trt.files import SAMPLE_STEP_BYTES, sampled_sha256_of
 from peagle_trt.plan import STAGES
@@ -59,6 +60,21 @@ def test_a_checkpoint_that_changed_is_linked_anew(native: BuildSpec) -> None:
     edit_tensors(native.drafter_path, norm__weight=np.full(HIDDEN, 2.0, np.float32))
     assert steps_run(native) == list(STAGES)
     verify_build(native.output_path)
+
+
+def test_a_checkpoint_written_over_in_place_is_noticed_when_the_build_is_opened(native: BuildSpec) -> None:
+    pipeline.build(native)
+    manifest = read_manifest(native.output_path)
+    shard = native.drafter_path / "model.safetensors"
+    shard.touch()
+    require_files(native.output_path, manifest)
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    # As `cp` does: the same file with other bytes, which the build's link shares.
+    with shard.open("r+b") as file:
+        file.write(content)
+    with pytest.raises(VerificationError, match="is not the file that was built"):
+        require_files(native.output_path, manifest)
 
 
 def test_a_dry_run_tells_new_bytes_from_shared_ones(native: BuildSpec) -> None:
