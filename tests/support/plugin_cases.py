@@ -172,8 +172,8 @@ SELECT_CASES = (
         for candidates in (0, 4)
         for batch, slots, hidden, vocabulary in ((1, 1, 576, 130), (3, 5, 77, 1000), (2, 16, 64, 515))
     ),
-    *(_select(64, 3, 32, 300, candidates=candidates) for candidates in (0, 16)),
-    *(_select(1, 2, 32, 40_000, candidates=candidates) for candidates in (0, 3)),
+    *(_select(64, slots, 32, 200, candidates=candidates) for slots, candidates in ((3, 0), (1, 16))),
+    *(_select(1, 2, 32, 33_000, candidates=candidates) for candidates in (0, 2)),
     *(_select(2, 3, 48, 600, table_dtype="bfloat16", candidates=candidates) for candidates in (0, 1)),
     _select(1, 1, 16, 1, candidates=1),
     _select(1, 2, 8192, 40),
