@@ -35,6 +35,11 @@ def row_warps(hidden_size: int) -> int:
     return 1 if hidden_size <= 512 else 4 if hidden_size <= 2048 else 8
 
 
+def merge_warps(block: int) -> int:
+    """Warps for a program that holds a block of candidates: at most 128 numbers to a thread."""
+    return 4 if block <= 4096 else 8 if block <= 16_384 else 16
+
+
 def select_blocks(num_samples: int, element_bytes: int) -> SelectBlocks:
     """The cut for so many samples of a type; few samples are bound by memory, many by the matrix units."""
     if element_bytes == 4:
@@ -94,6 +99,7 @@ def parallel_draft(
         NORM_BEFORE_RESIDUAL=norm_before_residual,
         BLOCK=next_power_of_two(hidden),
         num_warps=row_warps(hidden),
+        enable_fp_fusion=True,
     )
     return outputs
 
@@ -110,8 +116,9 @@ def select_draft(hidden: Tensor, sample_rows: Tensor, lm_head: Tensor, draft_to_
     values, ids = _best_of_blocks(hidden, sample_rows, lm_head, candidates=1)
     best = sample_rows.new_empty(sample_rows.shape)
     entries = values.shape[1]
+    block = next_power_of_two(entries)
     merge_best_kernel[(sample_rows.numel(),)](
-        values, ids, draft_to_target, entries, best, BLOCK=next_power_of_two(entries), num_warps=4
+        values, ids, draft_to_target, entries, best, BLOCK=block, num_warps=merge_warps(block), enable_fp_fusion=True
     )
     return best
 
@@ -138,6 +145,7 @@ def select_draft_top_k(
     values, ids = _best_of_blocks(hidden, sample_rows, lm_head, candidates=candidates)
     outputs = fake_select_draft_top_k(*inputs, candidates=candidates)
     entries = values.shape[1]
+    block = next_power_of_two(entries)
     merge_candidates_kernel[(sample_rows.numel(),)](
         values,
         ids,
@@ -148,8 +156,9 @@ def select_draft_top_k(
         *outputs,
         CANDIDATES=candidates,
         BLOCK_CANDIDATES=next_power_of_two(candidates),
-        BLOCK=next_power_of_two(entries),
-        num_warps=8,
+        BLOCK=block,
+        num_warps=merge_warps(block),
+        enable_fp_fusion=True,
     )
     return outputs
 
@@ -184,6 +193,7 @@ def _best_of_blocks(hidden: Tensor, sample_rows: Tensor, lm_head: Tensor, *, can
         BLOCK_HIDDEN=cut.hidden,
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
+        enable_fp_fusion=True,
     )
     return values, ids
 
