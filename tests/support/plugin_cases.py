@@ -115,6 +115,9 @@ class SelectCase:
         sampled = rng.integers(-2, 3, (self.batch, self.slots, self.hidden))
         np.put_along_axis(hidden, sample_rows[:, :, None], sampled, axis=1)
         lm_head = rng.integers(-2, 3, (self.vocabulary, self.hidden)).astype(table)
+        if self.damage == "all below zero":
+            # What a kernel reads beyond the vocabulary is 0, which must not win.
+            hidden, lm_head = np.abs(hidden) + 1, -np.abs(lm_head) - 1
         if self.damage == "a row of NaN":
             hidden[0, sample_rows[0, 0]] = np.nan
         if self.damage == "weights of NaN and infinity":
@@ -180,7 +183,7 @@ SELECT_CASES = (
     *(
         _select(2, 3, 40, 200, candidates=candidates, damage=damage)
         for candidates in (0, 5)
-        for damage in ("a row of NaN", "weights of NaN and infinity")
+        for damage in ("a row of NaN", "weights of NaN and infinity", "all below zero")
     ),
 )
 

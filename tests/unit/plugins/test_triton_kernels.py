@@ -1,4 +1,8 @@
-"""The Triton kernels in Triton's interpreter."""
+"""The Triton kernels in Triton's interpreter.
+
+It takes the first of equals whatever a kernel asks for; scripts/gpu_check
+has ties for a card to settle.
+"""
 
 from __future__ import annotations
 
