@@ -14,7 +14,7 @@ from pathlib import Path
 
 # The packages a user's question is usually about.
 PACKAGES = (
-    "click", "gguf", "jinja2", "ml_dtypes", "msgspec", "numpy", "onnx", "onnxruntime", "tokenizers", "torch",
+    "click", "gguf", "jinja2", "ml_dtypes", "msgspec", "numpy", "onnx", "onnxruntime", "tokenizers", "torch", "triton",
     "transformers", "safetensors", "tritonclient", "nvidia-pytriton", "tensorrt", "tensorrt-rtx-cu13", "tensorrt-llm",
     "vllm",
 )  # fmt: skip

@@ -16,45 +16,11 @@ Source: vLLM 0.16+ `copy_and_expand_eagle_inputs_kernel` (geometry); P-EAGLE (ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from peagle_trt_plugins.ports import DOMAIN as DOMAIN
+from peagle_trt_plugins.ports import VERSION as VERSION
+from peagle_trt_plugins.ports import Attribute, Port
 
-DOMAIN = "peagle"
 NAME = "ParallelDraft"
-VERSION = 1
-
-MAX_DRAFT_TOKENS = 16
-MAX_HIDDEN_SIZE = 8192
-
-ElementType = Literal["float", "int32"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """One input or output.
-
-    Attributes:
-        name: Its name in every form.
-        element: "float" is float32, float16 or bfloat16, the same for all ports of a call; only `embedding` may be
-            of another of the three, since a checkpoint's table is used where it lies.
-        dims: Shape in the letters of this module.
-        meaning: What it holds.
-    """
-
-    name: str
-    element: ElementType
-    dims: tuple[str, ...]
-    meaning: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attribute:
-    """One setting fixed at build time."""
-
-    name: str
-    kind: Literal["float", "int"]
-    meaning: str
-
 
 INPUTS = (
     Port(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from peagle_trt_plugins import contract
+from peagle_trt_plugins.onnx_body import OPSET as OPSET
+from peagle_trt_plugins.onnx_body import FunctionBody
 
 if TYPE_CHECKING:
     import onnx
-
-OPSET = 23
 
 
 def parallel_draft_function(*, widens_embedding: bool = False) -> onnx.FunctionProto:
@@ -19,65 +19,19 @@ def parallel_draft_function(*, widens_embedding: bool = False) -> onnx.FunctionP
         widens_embedding: The embedding table is of another floating type than the other ports; the rows that are
             read are turned into theirs.
     """
-    from onnx import helper
-
-    body = _Body()
+    body = FunctionBody()
     _lay_out_rows(body)
     _fill_tokens(body)
     _fill_hidden(body)
     _norm_and_concatenate(body, widens_embedding=widens_embedding)
-    return helper.make_function(
-        domain=contract.DOMAIN,
-        fname=contract.NAME,
-        inputs=[port.name for port in contract.INPUTS],
-        outputs=[port.name for port in contract.OUTPUTS],
-        nodes=body.nodes,
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        attributes=[attribute.name for attribute in contract.ATTRIBUTES],
-    )
+    return body.function(contract.NAME, contract.INPUTS, contract.OUTPUTS, contract.ATTRIBUTES)
 
 
-class _Body:
-    """Nodes of the function, in order."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-
-    def add(self, op_type: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        from onnx import helper
-
-        self.nodes.append(helper.make_node(op_type, inputs, [output], **attributes))
-        return output
-
-    def add_with_attribute(
-        self, op_type: str, inputs: list[str], output: str, name: str, source: str, kind: int
-    ) -> str:
-        """A node whose attribute `name` is the function's attribute `source`."""
-        from onnx import AttributeProto, helper
-
-        node = helper.make_node(op_type, inputs, [output])
-        reference = AttributeProto()
-        reference.name, reference.ref_attr_name, reference.type = name, source, kind  # type: ignore[assignment]
-        node.attribute.append(reference)
-        self.nodes.append(node)
-        return output
-
-    def ints(self, values: list[int], output: str) -> str:
-        return self.add("Constant", [], output, value_ints=values)
-
-    def int32(self, value: int, output: str) -> str:
-        from onnx import TensorProto, helper
-
-        tensor = helper.make_tensor(output, TensorProto.INT32, [], [value])
-        return self.add("Constant", [], output, value=tensor)
-
-
-def _lay_out_rows(body: _Body) -> None:
+def _lay_out_rows(body: FunctionBody) -> None:
     """batch, slots and width; is_real_BW, is_live_BW, positions, sample_rows."""
     from onnx import TensorProto
 
     body.int32(0, "zero")
-    body.int32(1, "one")
     body.ints([0], "axis0")
     body.ints([1], "axis1")
     body.ints([2], "axis2")
@@ -86,12 +40,16 @@ def _lay_out_rows(body: _Body) -> None:
     body.add("Shape", ["mask_token_ids"], "slots_1", start=0, end=1)
     body.add("Sub", ["slots_1", "axis1"], "masks_1")
     body.add("Add", ["rows_1", "masks_1"], "width_1")
-    body.add("Cast", ["width_1"], "width_i1", to=TensorProto.INT32)
-    body.add("Cast", ["slots_1"], "slots_i1", to=TensorProto.INT32)
-    body.add("Squeeze", ["width_i1"], "width")
-    body.add("Squeeze", ["slots_i1"], "slots")
-    body.add("Range", ["zero", "width", "one"], "row_W")
-    body.add("Range", ["zero", "slots", "one"], "slot_K")
+    # Counted in int64, then cast: where all dims are static, ONNX Runtime 1.32 loses a cast in front of `Range`.
+    body.add("Squeeze", ["width_1"], "width")
+    body.add("Squeeze", ["slots_1"], "slots_i64")
+    body.int64(0, "first")
+    body.int64(1, "step")
+    body.add("Range", ["first", "width", "step"], "row_i64_W")
+    body.add("Range", ["first", "slots_i64", "step"], "slot_i64_K")
+    body.add("Cast", ["row_i64_W"], "row_W", to=TensorProto.INT32)
+    body.add("Cast", ["slot_i64_K"], "slot_K", to=TensorProto.INT32)
+    body.add("Cast", ["slots_i64"], "slots", to=TensorProto.INT32)
     body.add("Unsqueeze", ["num_accepted", "axis1"], "accepted_B1")
     body.add("Unsqueeze", ["start_positions", "axis1"], "start_B1")
     body.add("Add", ["accepted_B1", "slots"], "end_B1")
@@ -102,7 +60,7 @@ def _lay_out_rows(body: _Body) -> None:
     body.add("Add", ["accepted_B1", "slot_K"], "sample_rows")
 
 
-def _fill_tokens(body: _Body) -> None:
+def _fill_tokens(body: FunctionBody) -> None:
     """token_ids_BW."""
     body.add("Concat", ["batch_1", "masks_1"], "tail_shape", axis=0)
     body.add("Expand", ["zero", "tail_shape"], "tail_BM")
@@ -112,7 +70,7 @@ def _fill_tokens(body: _Body) -> None:
     body.add("Where", ["is_real_BW", "padded_ids_BW", "unreal_ids_BW"], "token_ids_BW")
 
 
-def _fill_hidden(body: _Body) -> None:
+def _fill_hidden(body: FunctionBody) -> None:
     """hidden_BWH; a rejected row's content is selected away, so that not even a NaN in it can arrive."""
     body.add("Shape", ["fused_mask_hidden"], "width_H")
     body.add("Concat", ["batch_1", "masks_1", "width_H"], "tail_hidden_shape", axis=0)
@@ -125,7 +83,7 @@ def _fill_hidden(body: _Body) -> None:
     body.add("Where", ["is_real_BW1", "padded_hidden_BWH", "unreal_hidden_BWH"], "hidden_BWH")
 
 
-def _norm_and_concatenate(body: _Body, *, widens_embedding: bool) -> None:
+def _norm_and_concatenate(body: FunctionBody, *, widens_embedding: bool) -> None:
     """layer_input and residual."""
     from onnx import AttributeProto, TensorProto
 

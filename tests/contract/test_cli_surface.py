@@ -65,7 +65,7 @@ SURFACE = {
         "prompt",
     },
     "repo": {"--check", "--output", "-o", "path"},
-    "doctor": set[str](),
+    "doctor": {"--kernels"},
     "targets": set[str](),
 }
 

@@ -3,20 +3,79 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from peagle_trt.cli.output import Output
+from peagle_trt.errors import MachineError, PeagleError
 from peagle_trt.machine import Machine, find_problems, probe_machine
+
+if TYPE_CHECKING:
+    from peagle_trt_plugins.kernel_build import CompiledKernel
 
 
 @click.command("doctor")
+@click.option(
+    "--kernels",
+    "compiles_kernels",
+    is_flag=True,
+    help="Compile every kernel of the plugins for H200, B200, B300 and RTX PRO 6000 instead, and show what each needs. "
+    "Takes no GPU, about a minute, and the extra `kernels`.",
+)
 @click.pass_obj
-def command(output: Output) -> None:
-    """Show Python, packages, processors, GPUs and servers, and what will get in the way."""
+def command(output: Output, compiles_kernels: bool) -> None:
+    """Show Python, packages, processors, GPUs and servers, and what will get in the way.
+
+    With --kernels: for every kernel and GPU the registers and spilled bytes of a thread, the shared memory of a block,
+    the version of its PTX, the CUDA version of the oldest driver that accepts it, and the types of the parameters that
+    TensorRT supplies (the two pointers that Triton adds are taken out first). `problems` is empty where all is well.
+    Exit code 3 says that Triton or ptxas is missing.
+    """
+    if compiles_kernels:
+        _report_kernels(output)
+        return
     machine = probe_machine()
     problems = find_problems(machine)
     output.result({"machine": asdict(machine), "problems": list(problems)}, _text(machine, problems))
+
+
+def _report_kernels(output: Output) -> None:
+    from peagle_trt_plugins.kernel_build import KernelError, MissingToolError
+
+    try:
+        kernels = _compile_kernels(output)
+    except MissingToolError as error:
+        raise MachineError(str(error), hint=error.hint) from error
+    except KernelError as error:
+        raise PeagleError(str(error), hint="the kernels are compiled with the release that `kernels` pins") from error
+    problems = [
+        f"{kernel.kernel}, {kernel.label}, {kernel.architecture}: {problem}"
+        for kernel in kernels
+        for problem in kernel.problems
+    ]
+    lines = [_kernel_line(kernel) for kernel in kernels]
+    lines += [f"note: {problem}" for problem in problems] or ["nothing in the way"]
+    output.result({"kernels": [asdict(kernel) for kernel in kernels], "problems": problems}, "\n".join(lines))
+
+
+def _compile_kernels(output: Output) -> list[CompiledKernel]:
+    from peagle_trt_plugins.kernel_build import compile_kernel
+    from peagle_trt_plugins.kernel_targets import ARCHITECTURES, kernel_variants
+
+    kernels = []
+    for variant in kernel_variants():
+        output.progress(f"compiling {variant.kernel}, {variant.label}")
+        kernels += [compile_kernel(variant, architecture) for architecture in ARCHITECTURES]
+    return kernels
+
+
+def _kernel_line(kernel: CompiledKernel) -> str:
+    return (
+        f"{kernel.architecture:8} {kernel.kernel:24} {kernel.registers:3} registers, {kernel.spilled_bytes} B spilled, "
+        f"{kernel.shared_bytes:6} B shared, {len(kernel.parameters):2} parameters, PTX {kernel.ptx_version} "
+        f"(CUDA {kernel.driver_cuda}): {kernel.label}"
+    )
 
 
 def _text(machine: Machine, problems: tuple[str, ...]) -> str:
