@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-# The extra `kernels` takes a gigabyte on disk and is no part of `dev`: Triton for interpreting and compiling kernels.
+# The extra `kernels` takes a gigabyte on disk and is no part of `dev`; scripts/environment installs it all the same.
 LIBRARIES = {"kernels": "triton.language"}
 
 
