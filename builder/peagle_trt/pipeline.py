@@ -21,7 +21,7 @@ from peagle_trt.build_folder import (
 )
 from peagle_trt.errors import CheckpointError, PlanError, UsageError, VerificationError
 from peagle_trt.files import require_free_space
-from peagle_trt.graph.attention import check_head_dim
+from peagle_trt.graph.attention import check_head_dims
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
 from peagle_trt.quant import AUTOMATIC, choose_recipe, find_recipe
 from peagle_trt.readers import (
@@ -113,8 +113,7 @@ def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Che
         spec.drafter_path, num_target_layers=target.config.num_layers, mask_token_id=spec.mask_token_id
     )
     check_pair(target, drafter)
-    for role, width in (("target", target.config.head_dim), ("drafter", drafter.config.head_dim)):
-        check_head_dim(role, width)
+    check_head_dims(target.config, drafter.config)
     is_own = spec.tokenizer_path == spec.target_path and target.tokenizer is not None
     tokenizer = target.tokenizer if is_own else read_tokenizer(spec.tokenizer_path)
     assert tokenizer is not None, "read_tokenizer refuses a path without one"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import click
 
 from peagle_trt.bench.prompt_sets import read_prompts
@@ -13,9 +10,7 @@ from peagle_trt.cli.options import threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.diagnose import Acceptance, Diagnosis, DiagnosisRequest, diagnose
-from peagle_trt.files import write_text
 from peagle_trt.readers import check_pair, read_drafter, read_target, read_tokenizer
-from peagle_trt.readers.checkpoint import TokenizerSource
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
 
@@ -60,7 +55,9 @@ def command(
     request = DiagnosisRequest(
         target=target_checkpoint,
         drafter=head,
-        tokenizer=_tokenizer(source),
+        tokenizer=TextTokenizer.from_text(
+            source.path, source.tokenizer_json(), source.chat_template, source.bos_token, source.eos_token
+        ),
         prompts=chosen.prompts,
         draft_tokens=draft_tokens,
         max_tokens=max_tokens,
@@ -68,17 +65,6 @@ def command(
     )
     found = diagnose(request, report=output.progress)
     output.result(_document(found), _text(found))
-
-
-def _tokenizer(source: TokenizerSource) -> TextTokenizer:
-    with tempfile.TemporaryDirectory(prefix="peagle-trt-diagnose-") as folder:
-        path = Path(folder) / "tokenizer.json"
-        write_text(path, source.tokenizer_json())
-        template = None
-        if source.chat_template is not None:
-            template = Path(folder) / "chat_template.jinja"
-            write_text(template, source.chat_template)
-        return TextTokenizer.from_files(path, template, source.bos_token, source.eos_token)
 
 
 def _document(found: Diagnosis) -> dict[str, object]:

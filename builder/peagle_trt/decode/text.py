@@ -33,15 +33,30 @@ class TextTokenizer:
         Raises:
             CheckpointError: A file is missing or is not what its name says.
         """
+        try:
+            text = tokenizer_json.read_text(encoding="utf-8")
+            template = chat_template.read_text(encoding="utf-8") if chat_template else None
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"cannot read the tokenizer `{tokenizer_json}`: {error}") from error
+        return cls.from_text(tokenizer_json, text, template, bos_token, eos_token)
+
+    @classmethod
+    def from_text(
+        cls, source: Path, tokenizer_json: str, chat_template: str | None, bos_token: str = "", eos_token: str = ""
+    ) -> TextTokenizer:
+        """Take the text of a `tokenizer.json`; `source` is where it comes from, for messages.
+
+        Raises:
+            CheckpointError: It is not what its name says.
+        """
         from tokenizers import Tokenizer
 
         try:
-            tokenizer = Tokenizer.from_str(tokenizer_json.read_text(encoding="utf-8"))
-            template = chat_template.read_text(encoding="utf-8") if chat_template else None
+            tokenizer = Tokenizer.from_str(tokenizer_json)
         except Exception as error:
             # tokenizers raises a bare Exception for a malformed file.
-            raise CheckpointError(f"cannot read the tokenizer `{tokenizer_json}`: {error}") from error
-        return cls(tokenizer, template, bos_token, eos_token)
+            raise CheckpointError(f"cannot read the tokenizer `{source}`: {error}") from error
+        return cls(tokenizer, chat_template, bos_token, eos_token)
 
     @property
     def vocab_size(self) -> int:

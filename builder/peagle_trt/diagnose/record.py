@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.diagnose.walk import Recording
+from peagle_trt.diagnose.walk import PROMPT_ROWS_A_PASS, Recording
 from peagle_trt.engine.protocol import Engine, TargetRows
-
-PROMPT_ROWS_A_PASS = 256
 
 
 def record(engine: Engine, prompt_ids: Sequence[int], *, max_tokens: int, end_ids: Sequence[int]) -> Recording:

@@ -14,13 +14,12 @@ import msgspec
 from peagle_trt import __version__
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.engine.registry import open_engine
-from peagle_trt.graph.attention import check_head_dim
+from peagle_trt.graph.attention import check_head_dims
+from peagle_trt.graph.build import CACHE_MARGIN, drafter_weights
 from peagle_trt.quant import StoredWeights, choose_recipe, store_drafter, store_target
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.spec import ARTIFACT_FORMAT, DrafterConfig, EngineManifest, GraphShapes, TargetConfig, TokenizerFiles
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
-
-_MARGIN = 2 * MAX_DRAFT_TOKENS
 
 
 class Workbench:
@@ -49,8 +48,7 @@ class Workbench:
         max_sequence_length: int,
         num_threads: int | None = None,
     ) -> None:
-        for role, width in (("target", target.config.head_dim), ("drafter", drafter.config.head_dim)):
-            check_head_dim(role, width)
+        check_head_dims(target.config, drafter.config)
         self._folder = folder
         self._target, self._drafter = target, drafter
         self._num_threads = num_threads
@@ -60,7 +58,7 @@ class Workbench:
             max_draft_tokens=MAX_DRAFT_TOKENS,
             max_batch_size=1,
             max_sequence_length=max_sequence_length,
-            cache_capacity=max_sequence_length + _MARGIN,
+            cache_capacity=max_sequence_length + CACHE_MARGIN,
         )
         self._engine_path = folder / "engine"
         self._engine_path.mkdir()
@@ -83,7 +81,6 @@ class Workbench:
 
     def open_drafter(self, name: str, config: DrafterConfig) -> Engine:
         """An engine whose drafter is one reading of the head; `name` is for its file."""
-        from peagle_trt.graph.build import drafter_weights
         from peagle_trt.graph.drafter import drafter_graph
 
         weights = drafter_weights(self._stored_target, self._store(config))

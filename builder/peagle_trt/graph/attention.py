@@ -17,7 +17,7 @@ import numpy as np
 from peagle_trt.errors import CheckpointError
 from peagle_trt.graph.builder import MICROSOFT, GraphBuilder
 from peagle_trt.graph.rope import rotary_tables
-from peagle_trt.spec import RopeConfig
+from peagle_trt.spec import DrafterConfig, RopeConfig, TargetConfig
 
 HEAD_DIM_MULTIPLE = 16
 """Source: ONNX Runtime 1.32, "head_size shall be a multiple of 16"."""
@@ -45,21 +45,18 @@ class HeadShape:
         return [self.num_query * self.dim, self.num_key_value * self.dim, self.num_key_value * self.dim]
 
 
-def check_head_dim(role: str, width: int) -> None:
+def check_head_dims(target: TargetConfig, drafter: DrafterConfig) -> None:
     """Refuse heads of a width that the kernel cannot take, before anything is written for them.
-
-    Args:
-        role: Whose heads.
-        width: Their width.
 
     Raises:
         CheckpointError: It cannot.
     """
-    if width % HEAD_DIM_MULTIPLE:
-        raise CheckpointError(
-            f"the {role}'s head_dim {width} is not a multiple of {HEAD_DIM_MULTIPLE}",
-            hint="ONNX Runtime's GroupQueryAttention takes no other; no other backend of this release does either",
-        )
+    for role, width in (("target", target.head_dim), ("drafter", drafter.head_dim)):
+        if width % HEAD_DIM_MULTIPLE:
+            raise CheckpointError(
+                f"the {role}'s head_dim {width} is not a multiple of {HEAD_DIM_MULTIPLE}",
+                hint="ONNX Runtime's GroupQueryAttention takes no other; no other backend of this release does either",
+            )
 
 
 class GroupedAttention:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.files import sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +85,7 @@ class FeatureWriter:
         staging.rename(path)
         shard = Shard(
             file=path.name,
-            sha256=file_sha256(path),
+            sha256=sha256_of(path),
             identifiers=tuple(answer.prompt.identifier for answer in answers),
             sources=tuple(answer.prompt.source for answer in answers),
             num_tokens=sum(lengths),
@@ -144,12 +144,6 @@ def verify_shards(folder: Path) -> None:
         CheckpointError: A file differs from what was written.
     """
     for shard in read_index(folder):
-        found = file_sha256(folder / shard.file)
+        found = sha256_of(folder / shard.file)
         if found != shard.sha256:
             raise CheckpointError(f"shard `{shard.file}` has sha256 `{found}`, the index says `{shard.sha256}`")
-
-
-def file_sha256(path: Path) -> str:
-    """Hash of a file, read in blocks."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -11,7 +11,8 @@ import torch
 
 from peagle_trt.engine.protocol import TargetRows
 from peagle_trt.errors import CheckpointError
-from peagle_trt.graph.attention import check_head_dim
+from peagle_trt.graph.attention import check_head_dims
+from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.verify.tolerances import TOLERANCES
 from tests.support.models import VOCABULARY, open_pair, save_drafter, save_target
 
@@ -126,6 +127,8 @@ def test_a_context_longer_than_the_cache_is_refused(tmp_path: Path) -> None:
         engine.run_target([_rows(0, _tokens(49), 0, 1)])
 
 
-def test_a_head_width_that_the_kernel_cannot_take_is_refused() -> None:
+def test_a_head_width_that_the_kernel_cannot_take_is_refused(tmp_path: Path) -> None:
+    save_target(tmp_path / "target", head_dim=8)
+    save_drafter(tmp_path / "drafter")
     with pytest.raises(CheckpointError, match="the target's head_dim 8 is not a multiple of 16"):
-        check_head_dim("target", 8)
+        check_head_dims(read_target(tmp_path / "target").config, read_drafter(tmp_path / "drafter").config)
