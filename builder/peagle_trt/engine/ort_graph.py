@@ -72,7 +72,7 @@ class CachedGraph:
         num_threads: int | None,
         max_folded_bytes: int | None = None,
     ) -> None:
-        self._session = _load(path, usable_threads(num_threads), max_folded_bytes)
+        self._session = load_session(path, num_threads, max_folded_bytes=max_folded_bytes)
         self._num_groups = num_groups
         self._caches = caches
         _require_caches(path, self._session, caches, num_groups)
@@ -218,7 +218,7 @@ def check_graph(path: Path, manifest: EngineManifest) -> None:
     Raises:
         MachineError: ONNX Runtime cannot load it.
     """
-    _load(path, 1, folding_limit(manifest))
+    load_session(path, 1, max_folded_bytes=folding_limit(manifest))
 
 
 def folding_limit(manifest: EngineManifest) -> int | None:
@@ -248,11 +248,22 @@ def _require_caches(path: Path, session: Any, caches: SlotCaches, num_groups: in
                     )
 
 
-def _load(path: Path, num_threads: int, max_folded_bytes: int | None) -> Any:
+def load_session(path: Path, num_threads: int | None, *, max_folded_bytes: int | None = None) -> Any:
+    """A session on the CPU.
+
+    Args:
+        path: The ONNX file.
+        num_threads: Threads; None takes every core this process may use.
+        max_folded_bytes: Largest constant that ONNX Runtime may compute when it loads the graph; None sets no limit.
+
+    Raises:
+        MachineError: ONNX Runtime cannot load the graph.
+        UsageError: The number of threads is out of range.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
+    options.intra_op_num_threads = usable_threads(num_threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # Target and drafter take turns. Threads of the one that would keep spinning after its pass hold the cores that the

@@ -1,11 +1,12 @@
 """Drives an engine through a short speculative decode and compares every number with the reference.
 
-Letters: T rows, R rows of a verify step, K drafted slots.
+Letters: T rows, R rows of a verify step, K drafted slots, D draft vocabulary, M candidates of a slot.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +14,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.engine.protocol import Engine, TargetOutput, TargetRows
+from peagle_trt.engine.protocol import Engine, TargetRows
 from peagle_trt.errors import VerificationError
 from peagle_trt.spec import EngineManifest
-from peagle_trt.verify.decoding import Decoded, decode, rows_to_draft
+from peagle_trt.verify.decoding import (
+    Decoded,
+    Drafted,
+    HostOutput,
+    copy_drafted,
+    copy_output,
+    decode,
+    rows_to_draft,
+)
 from peagle_trt.verify.reference import TargetReference, run_drafter, run_target
 from peagle_trt.verify.sources import ReferenceSource
 from peagle_trt.verify.tolerances import TOLERANCES, Tolerance
@@ -37,7 +46,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_logit_error: Largest absolute error over all logits of the target.
         max_hidden_error: Largest error of an auxiliary state, as a share of its row's largest entry.
-        max_draft_logit_error: Largest absolute error over all logits of the drafter.
+        max_draft_logit_error: Largest absolute error over all logits of the drafter; over the probabilities of its
+            candidates, which are off by half of that at most, from an engine that gives no logits.
         num_drafts_compared: Drafted tokens that were compared one by one.
         logit_tolerance: Limit of both logit errors.
         hidden_tolerance: Limit of the hidden error.
@@ -131,7 +141,7 @@ def _compare_rows(
     findings: _Findings,
     tolerance: Tolerance,
     name: str,
-    found: TargetOutput,
+    found: HostOutput,
     expected: TargetReference,
     rows: slice,
 ) -> None:
@@ -145,22 +155,41 @@ def _compare_rows(
         findings.faults.append(f"{name}: target logits are off by {logit_error:.2e}, limit {tolerance.logits:.0e}")
     if not hidden_error <= tolerance.hidden:
         findings.faults.append(f"{name}: hidden states are off by {hidden_error:.2e}, limit {tolerance.hidden:.0e}")
+    if found.greedy_token_ids is not None:
+        _compare_best(findings, tolerance, name, found.greedy_token_ids, expected.logits[rows])
+
+
+def _compare_best(
+    findings: _Findings,
+    tolerance: Tolerance,
+    name: str,
+    best_T: NDArray[np.int32],
+    logits_TV: NDArray[np.float64],
+) -> None:
+    """The argmax that the engine took itself; two logits closer than the tolerance may change places."""
+    chosen_T = logits_TV[np.arange(len(best_T)), best_T]
+    for row in np.flatnonzero(chosen_T < logits_TV.max(axis=1) - tolerance.logits).tolist():
+        expected = int(logits_TV[row].argmax())
+        findings.faults.append(f"{name}: row {row} is followed by token {best_T[row]}, after the reference {expected}")
 
 
 def _compare_drafts(
     findings: _Findings,
     tolerance: Tolerance,
     name: str,
-    found: tuple[NDArray[np.int32], NDArray[np.float32]],
+    found: Drafted,
     logits: NDArray[np.float64],
     draft_to_target: NDArray[np.int64],
 ) -> None:
-    token_ids, found_logits = found
-    error = _largest(found_logits - logits)
+    token_ids, kind = found.token_ids, "logits"
+    if found.logits is not None:
+        error = _largest(found.logits - logits)
+    else:
+        error, kind = _candidate_error(found, tolerance, logits, draft_to_target), "candidates"
     findings.draft_logit = max(findings.draft_logit, error)
     findings.num_drafts += len(token_ids)
     if not error <= tolerance.logits:
-        findings.faults.append(f"{name}: drafter logits are off by {error:.2e}, limit {tolerance.logits:.0e}")
+        findings.faults.append(f"{name}: drafter {kind} are off by {error:.2e}, limit {tolerance.logits:.0e}")
     # Two logits closer than the tolerance may change places.
     best = logits.max(axis=1)
     for slot, token_id in enumerate(token_ids):
@@ -168,6 +197,28 @@ def _compare_drafts(
         if len(chosen) != 1 or logits[slot, chosen[0]] < best[slot] - tolerance.logits:
             expected = int(draft_to_target[logits[slot].argmax()])
             findings.faults.append(f"{name}: slot {slot} drafted token {token_id}, the reference {expected}")
+
+
+def _candidate_error(
+    found: Drafted, tolerance: Tolerance, logits_KD: NDArray[np.float64], draft_to_target_D: NDArray[np.int64]
+) -> float:
+    """Largest error of a candidate's probability; infinite where one has no business among the likeliest.
+
+    A softmax is off by half of what its logits are off by, at most.
+    """
+    assert found.candidate_ids is not None and found.probabilities is not None
+    num_candidates = found.candidate_ids.shape[1]
+    best_KM = -np.sort(-logits_KD, axis=1)[:, :num_candidates]
+    draft_ids = {int(target): draft for draft, target in enumerate(draft_to_target_D.tolist())}
+    worst = 0.0
+    for slot, ids_M in enumerate(found.candidate_ids.tolist()):
+        chosen = [draft_ids.get(token, -1) for token in ids_M]
+        logits_M = logits_KD[slot, chosen]
+        if -1 in chosen or len(set(chosen)) < num_candidates or (logits_M < best_KM[slot] - tolerance.logits).any():
+            return math.inf
+        weights_M = np.exp(logits_M - logits_M.max())
+        worst = max(worst, _largest(found.probabilities[slot] - weights_M / weights_M.sum()))
+    return worst
 
 
 def _compare_together(
@@ -185,13 +236,13 @@ def _compare_together(
         TargetRows(slot=slot, token_ids=text[:length].astype(np.int32), start_position=0, num_logit_rows=length)
         for slot, length in enumerate(lengths)
     ]
-    outputs = [TargetOutput(logits=each.logits.copy(), hidden=each.hidden.copy()) for each in engine.run_target(rows)]
+    outputs = [copy_output(each) for each in engine.run_target(rows)]
     draft_rows = [
         rows_to_draft(slot, text[1 : length + 1], output.hidden, length - 1, 0)
         for slot, (length, output) in enumerate(zip(lengths, outputs, strict=True))
     ]
     drafts = engine.run_drafter(draft_rows, draft_tokens)
-    drafted = [(drafts.token_ids[slot].copy(), drafts.logits[slot].copy()) for slot in range(len(lengths))]
+    drafted = [copy_drafted(drafts, slot) for slot in range(len(lengths))]
     engine.close()
     for slot, length in enumerate(lengths):
         name = f"batch of two, {length} rows"
