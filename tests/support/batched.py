@@ -116,14 +116,15 @@ class BatchedEngine:
         hidden_port = next(port for port in graph.ports if port.name == "hidden")
         feeds = {
             "next_token_ids": np.zeros((graph.batch, carried), np.int32),
-            # What nobody may read is not a number.
-            "hidden": np.full((graph.batch, carried, hidden_port.dims[2]), np.nan, NUMPY_TYPES[hidden_port.element]),
+            # Of a place without a sequence, row 0 is read, and what it leaves in the cache must be a number.
+            "hidden": np.zeros((graph.batch, carried, hidden_port.dims[2]), NUMPY_TYPES[hidden_port.element]),
             "num_accepted": np.zeros(graph.batch, np.int32),
             "mask_token_ids": np.full(draft_tokens, self.mask_token_id, np.int32),
         }
         for each in rows:
             count = len(each.next_token_ids)
             feeds["next_token_ids"][each.slot, :count] = each.next_token_ids
+            feeds["hidden"][each.slot] = np.nan
             feeds["hidden"][each.slot, :count] = each.hidden
             feeds["num_accepted"][each.slot] = each.num_accepted
         starts = graph.starts({each.slot: each.start_position for each in rows}, width)

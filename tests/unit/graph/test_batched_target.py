@@ -1,4 +1,4 @@
-"""The target's graph against transformers, for every architecture and rotary rule that is read."""
+"""The batched target against transformers, for every architecture and rotary rule that is read."""
 
 from __future__ import annotations
 
@@ -10,42 +10,12 @@ import pytest
 import torch
 
 from peagle_trt.engine.protocol import TargetRows
-from peagle_trt.errors import CheckpointError
-from peagle_trt.graph.attention import check_head_dims
-from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.verify.tolerances import TOLERANCES
 from tests.support.batched import open_batched_pair
 from tests.support.models import VOCABULARY, save_drafter, save_target
+from tests.unit.graph.test_target_graph import CASES
 
 TOLERANCE = TOLERANCES["fp32"].logits
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaForCausalLM", {}),
-    "llama-tied-biased": (
-        "LlamaForCausalLM",
-        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
-    ),
-    "llama-heads-wider-than-hidden": ("LlamaForCausalLM", {"head_dim": 32}),
-    "llama-one-key-value-head": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
-    "llama-linear": ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
-    "llama-llama3": ("LlamaForCausalLM", {"rope_scaling": LLAMA3}),
-    "llama-yarn": ("LlamaForCausalLM", {"rope_scaling": YARN}),
-    "qwen2": ("Qwen2ForCausalLM", {}),
-    "qwen3": ("Qwen3ForCausalLM", {"rope_theta": 1e6}),
-    "qwen3-yarn": ("Qwen3ForCausalLM", {"rope_scaling": YARN | {"attention_factor": 1.2}}),
-    "qwen2-windowed": ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}),
-    "qwen3-moe": ("Qwen3MoeForCausalLM", {}),
-    "qwen3-moe-shares-as-they-are": ("Qwen3MoeForCausalLM", {"norm_topk_prob": False, "seed": 3}),
-    "gpt-oss": ("GptOssForCausalLM", {}),
-    "gpt-oss-one-key-value-head": ("GptOssForCausalLM", {"num_key_value_heads": 1, "seed": 5}),
-}
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -118,18 +88,3 @@ def _reference(model: Any, token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarra
         output = model(torch.from_numpy(token_ids).long()[None], output_hidden_states=True)
     hidden = torch.cat([output.hidden_states[layer][0] for layer in (1, 3, 5)], dim=-1)
     return output.logits[0].numpy(), hidden.numpy()
-
-
-def test_a_context_longer_than_the_cache_is_refused(tmp_path: Path) -> None:
-    save_target(tmp_path / "target", num_hidden_layers=6)
-    save_drafter(tmp_path / "drafter")
-    engine = open_batched_pair(tmp_path / "target", tmp_path / "drafter", tmp_path / "build", max_sequence_length=16).engine
-    with pytest.raises(ValueError, match="the cache holds 48"):
-        engine.run_target([_rows(0, _tokens(49), 0, 1)])
-
-
-def test_a_head_width_that_the_kernel_cannot_take_is_refused(tmp_path: Path) -> None:
-    save_target(tmp_path / "target", head_dim=8)
-    save_drafter(tmp_path / "drafter")
-    with pytest.raises(CheckpointError, match="the target's head_dim 8 is not a multiple of 16"):
-        check_head_dims(read_target(tmp_path / "target").config, read_drafter(tmp_path / "drafter").config)
