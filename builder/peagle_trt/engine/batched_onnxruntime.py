@@ -5,7 +5,7 @@ Its attention reads whole caches, so it is a way to check a build and not one to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from numpy.typing import DTypeLike, NDArray
 
 from peagle_trt.engine.batched_engine import TargetResult
 from peagle_trt.engine.batched_pass import DrafterPass, TargetPass
-from peagle_trt.engine.ort_graph import load_session
+from peagle_trt.engine.ort_graph import folding_limit, load_session
 from peagle_trt.engine.protocol import DraftCandidates, HiddenRows, host_rows
+from peagle_trt.graph.batched import first_key_row
+from peagle_trt.spec import DrafterConfig, EngineManifest, TargetConfig
 
 _ELEMENTS: dict[str, DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
@@ -32,26 +34,50 @@ class HostBlock:
         return self.hidden_BSA[row, :count].astype(np.float32, copy=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSource:
+    """A graph and where its weights lie.
+
+    Attributes:
+        model: The serialized model.
+        weights_path: Folder of the files that it points into.
+    """
+
+    model: bytes
+    weights_path: Path
+
+
 class DenseGraph:
     """One batched graph with the caches of every slot, which passes update in place.
 
     Args:
-        path: The ONNX file.
+        source: The graph.
         num_slots: Slots.
+        first_key_row: What row 0 of every key cache holds from the start, [D], or None for nothing.
         num_threads: Threads; None takes every core this process may use.
         max_folded_bytes: Largest constant that ONNX Runtime may compute when it loads the graph; None sets no limit.
     """
 
     def __init__(
-        self, path: Path, *, num_slots: int, num_threads: int | None, max_folded_bytes: int | None = None
+        self,
+        source: GraphSource,
+        *,
+        num_slots: int,
+        first_key_row: NDArray[np.float32] | None,
+        num_threads: int | None,
+        max_folded_bytes: int | None,
     ) -> None:
-        self._session = load_session(path, num_threads, max_folded_bytes=max_folded_bytes)
+        self._session = load_session(
+            source.model, num_threads, max_folded_bytes=max_folded_bytes, weights_path=source.weights_path
+        )
         self._caches: dict[str, NDArray[Any]] = {}
         self.elements: dict[str, DTypeLike] = {}
         for port in self._session.get_inputs():
             self.elements[port.name] = _ELEMENTS.get(port.type, np.int32)
             if port.name.startswith(("key.", "value.")):
                 self._caches[port.name] = np.zeros((num_slots, *port.shape[1:]), self.elements[port.name])
+            if port.name.startswith("key.") and first_key_row is not None:
+                self._caches[port.name][:, :, 0] = first_key_row
 
     def run(
         self, feeds: Mapping[str, NDArray[Any]], outputs: Mapping[str, DTypeLike], *, first_slot: int, batch: int
@@ -84,28 +110,26 @@ class OnnxRuntimePasses:
     """Runs passes on the CPU. See `engine.batched_engine.PassRunner`.
 
     Args:
-        target_path: The target's graph.
-        drafter_path: The drafter's graph.
-        num_slots: Slots.
-        mask_token_id: The drafter's mask token.
+        target: Makes the target's graph.
+        drafter: Makes the drafter's graph.
+        manifest: Manifest of the build that the graphs belong to.
         num_threads: Threads; None takes every core this process may use.
-        max_folded_bytes: Largest constant that ONNX Runtime may compute when it loads a graph; None sets no limit.
     """
 
     def __init__(
         self,
-        target_path: Path,
-        drafter_path: Path,
+        target: Callable[[], GraphSource],
+        drafter: Callable[[], GraphSource],
+        manifest: EngineManifest,
         *,
-        num_slots: int,
-        mask_token_id: int,
         num_threads: int | None = None,
-        max_folded_bytes: int | None = None,
     ) -> None:
-        self._max_folded_bytes = max_folded_bytes
-        self._paths = {"target": target_path, "drafter": drafter_path}
-        self._num_slots = num_slots
-        self._mask_token_id = mask_token_id
+        self._sources = {"target": target, "drafter": drafter}
+        self._configs: dict[str, TargetConfig | DrafterConfig] = {
+            "target": manifest.target,
+            "drafter": manifest.drafter,
+        }
+        self._manifest = manifest
         self._num_threads = num_threads
         self._graphs: dict[str, DenseGraph] = {}
 
@@ -141,7 +165,7 @@ class OnnxRuntimePasses:
             "num_accepted": each.num_accepted,
             "start_positions": each.start_positions,
             "key_lengths": each.key_lengths,
-            "mask_token_ids": np.full(each.draft_tokens, self._mask_token_id, np.int32),
+            "mask_token_ids": np.full(each.draft_tokens, self._manifest.drafter.mask_token_id, np.int32),
         }
         outputs = {"candidate_ids": np.int32, "probabilities": np.float32}
         found = graph.run(feeds, outputs, first_slot=each.first_slot, batch=batch)
@@ -149,7 +173,7 @@ class OnnxRuntimePasses:
 
     def preload(self) -> None:
         """Load both graphs."""
-        for role in self._paths:
+        for role in self._sources:
             self._graph(role)
 
     def close(self) -> None:
@@ -159,9 +183,10 @@ class OnnxRuntimePasses:
     def _graph(self, role: str) -> DenseGraph:
         if role not in self._graphs:
             self._graphs[role] = DenseGraph(
-                self._paths[role],
-                num_slots=self._num_slots,
+                self._sources[role](),
+                num_slots=self._manifest.shapes.max_batch_size,
+                first_key_row=first_key_row(self._configs[role]),
                 num_threads=self._num_threads,
-                max_folded_bytes=self._max_folded_bytes,
+                max_folded_bytes=folding_limit(self._manifest),
             )
         return self._graphs[role]

@@ -17,6 +17,7 @@ from peagle_trt.spec import DrafterConfig, EngineManifest, TargetConfig
 
 MAX_THREADS_A_CORE = 4
 
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _FOLDING_LIMIT = "optimization.constant_folding_max_output_size_in_bytes"
 
 MAX_BINDINGS = 32
@@ -248,13 +249,20 @@ def _require_caches(path: Path, session: Any, caches: SlotCaches, num_groups: in
                     )
 
 
-def load_session(path: Path, num_threads: int | None, *, max_folded_bytes: int | None = None) -> Any:
+def load_session(
+    model: Path | bytes,
+    num_threads: int | None,
+    *,
+    max_folded_bytes: int | None = None,
+    weights_path: Path | None = None,
+) -> Any:
     """A session on the CPU.
 
     Args:
-        path: The ONNX file.
+        model: The ONNX file, or what one would hold.
         num_threads: Threads; None takes every core this process may use.
         max_folded_bytes: Largest constant that ONNX Runtime may compute when it loads the graph; None sets no limit.
+        weights_path: Folder of the weights of a model that is no file; those of a file lie beside it.
 
     Raises:
         MachineError: ONNX Runtime cannot load the graph.
@@ -269,15 +277,18 @@ def load_session(path: Path, num_threads: int | None, *, max_folded_bytes: int |
     # Target and drafter take turns. Threads of the one that would keep spinning after its pass hold the cores that the
     # other needs: a verify step and a draft pass took 82 ms together instead of 43.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if weights_path is not None:
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights_path))
     if max_folded_bytes is not None:
         options.add_session_config_entry(_FOLDING_LIMIT, str(max_folded_bytes))
         # A pattern reserves what a whole pass allocates in one block beside the arena's own: for gpt-oss-20b's drafter,
         # whose matrices are widened one after another, another 1.9 GB.
         options.enable_mem_pattern = False
+    given, name = (str(model), str(model)) if isinstance(model, Path) else (model, f"a graph over {weights_path}")
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         # ONNX Runtime raises its own classes without a common base that is public.
         raise MachineError(
-            f"ONNX Runtime cannot load `{path}`: {error}", hint="build again; if it persists, report it"
+            f"ONNX Runtime cannot load `{name}`: {error}", hint="build again; if it persists, report it"
         ) from error

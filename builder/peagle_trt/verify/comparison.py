@@ -28,6 +28,7 @@ from peagle_trt.verify.decoding import (
 )
 from peagle_trt.verify.reference import TargetReference, run_drafter, run_target
 from peagle_trt.verify.sources import ReferenceSource
+from peagle_trt.verify.subject import THE_ENGINE, Subject, open_subject
 from peagle_trt.verify.tolerances import TOLERANCES, Tolerance
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         logit_tolerance: Limit of both logit errors.
         hidden_tolerance: Limit of the hidden error.
         seed: Seed of the prompt.
+        subject: What was run.
     """
 
     max_logit_error: float
@@ -61,12 +63,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     logit_tolerance: float
     hidden_tolerance: float
     seed: int
+    subject: str = THE_ENGINE
 
     def summary(self) -> str:
         """One line for people."""
         return (
             f"verified: logits within {max(self.max_logit_error, self.max_draft_logit_error):.1e} "
             f"(limit {self.logit_tolerance:.0e}), {self.num_drafts_compared} drafted tokens equal"
+            + ("" if self.subject == THE_ENGINE else f"; this was {self.subject}")
         )
 
 
@@ -82,33 +86,43 @@ class _Findings:
 
 
 def compare_with_reference(build_path: Path, manifest: EngineManifest, source: ReferenceSource) -> Outcome:
-    """Open a build's engine and compare it with the reference.
+    """Open a build's engine, or what stands for it on this machine, and compare it with the reference.
 
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
     """
-    from peagle_trt.engine.registry import open_engine
-
-    engine = open_engine(build_path, manifest)
+    subject = open_subject(build_path, manifest)
+    if subject.note:
+        logger.warning("%s", subject.note)
     try:
-        return compare_engine(engine, manifest, source)
+        return compare_subject(subject, manifest, source)
     finally:
-        engine.close()
+        subject.engine.close()
 
 
 def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSource) -> Outcome:
+    """Compare an engine that computes in float32.
+
+    Raises:
+        VerificationError: A number is further off than its tolerance, or a draft differs.
+    """
+    tolerance = TOLERANCES[manifest.precision]
+    return compare_subject(Subject(engine=engine, description=THE_ENGINE, tolerance=tolerance), manifest, source)
+
+
+def compare_subject(subject: Subject, manifest: EngineManifest, source: ReferenceSource) -> Outcome:
     """Prompt, draft, verify step with two accepted drafts, draft again, then two sequences at once.
 
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
     """
     for seed in range(_SEED, _SEED + _MAX_PROMPTS):
-        run = decode(engine, manifest, seed)
+        run = decode(subject.engine, manifest, seed)
         # The reference and the graph of several sequences follow; none of them needs what is loaded now.
-        engine.close()
+        subject.engine.close()
         expected = run_target(manifest.target, source.load_target, run.text)
         if expected.routing_margin > CLOSEST_ROUTING:
-            return _compare(engine, manifest, source, run, expected)
+            return _compare(subject, manifest, source, run, expected)
         logger.info("seed %d: a router's choice is too close to call, taking another prompt", seed)
     raise VerificationError(
         f"the target cannot be verified: in each of {_MAX_PROMPTS} prompts some router's choice is too close to call",
@@ -117,9 +131,9 @@ def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSo
 
 
 def _compare(
-    engine: Engine, manifest: EngineManifest, source: ReferenceSource, run: Decoded, expected: TargetReference
+    subject: Subject, manifest: EngineManifest, source: ReferenceSource, run: Decoded, expected: TargetReference
 ) -> Outcome:
-    tolerance, draft_tokens = TOLERANCES[manifest.precision], manifest.shapes.draft_tokens
+    tolerance, draft_tokens = subject.tolerance, manifest.shapes.draft_tokens
     length, text = run.num_prompt_tokens, run.text
     findings = _Findings()
     _compare_rows(findings, tolerance, "prompt", run.prompt, expected, slice(0, length))
@@ -133,8 +147,8 @@ def _compare(
         logits = run_drafter(manifest.drafter, source.load_drafter, next_ids[:rows], hidden, draft_tokens)
         _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
     if manifest.shapes.max_batch_size > 1:
-        _compare_together(engine, findings, manifest, source, text, expected)
-    return _conclude(findings, tolerance, run.seed)
+        _compare_together(subject, findings, manifest, source, text, expected)
+    return _conclude(findings, subject, run.seed)
 
 
 def _compare_rows(
@@ -222,7 +236,7 @@ def _candidate_error(
 
 
 def _compare_together(
-    engine: Engine,
+    subject: Subject,
     findings: _Findings,
     manifest: EngineManifest,
     source: ReferenceSource,
@@ -230,7 +244,7 @@ def _compare_together(
     expected: TargetReference,
 ) -> None:
     """Two sequences of different lengths in one pass, through the graphs for the largest batch."""
-    tolerance, draft_tokens = TOLERANCES[manifest.precision], manifest.shapes.draft_tokens
+    engine, tolerance, draft_tokens = subject.engine, subject.tolerance, manifest.shapes.draft_tokens
     lengths = (len(text) - 1, len(text) // 2)
     rows = [
         TargetRows(slot=slot, token_ids=text[:length].astype(np.int32), start_position=0, num_logit_rows=length)
@@ -252,7 +266,7 @@ def _compare_together(
         _compare_drafts(findings, tolerance, name, drafted[slot], logits, source.draft_to_target)
 
 
-def _conclude(findings: _Findings, tolerance: Tolerance, seed: int) -> Outcome:
+def _conclude(findings: _Findings, subject: Subject, seed: int) -> Outcome:
     if findings.faults:
         more = f", and {len(findings.faults) - 1} more" if len(findings.faults) > 1 else ""
         raise VerificationError(
@@ -264,9 +278,10 @@ def _conclude(findings: _Findings, tolerance: Tolerance, seed: int) -> Outcome:
         max_hidden_error=findings.hidden,
         max_draft_logit_error=findings.draft_logit,
         num_drafts_compared=findings.num_drafts,
-        logit_tolerance=tolerance.logits,
-        hidden_tolerance=tolerance.hidden,
+        logit_tolerance=subject.tolerance.logits,
+        hidden_tolerance=subject.tolerance.hidden,
         seed=seed,
+        subject=subject.description,
     )
 
 

@@ -32,3 +32,17 @@ TOLERANCES = {
     "native": _FLOAT32,
 }
 """By name of the recipe in `quant.registry`."""
+
+ELEMENT_TOLERANCES = {
+    "FLOAT16": Tolerance(
+        logits=0.25,
+        hidden=3e-2,
+        reason="eleven bits of mantissa through 30 layers; a wrong position, mask or norm moves more",
+    ),
+    "BFLOAT16": Tolerance(
+        logits=2.0,
+        hidden=2e-1,
+        reason="eight bits of mantissa through 30 layers; a wrong position, mask or norm moves more",
+    ),
+}
+"""By what an engine computes in, where that is less than float32; no GPU has measured them yet."""
