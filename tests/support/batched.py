@@ -133,9 +133,7 @@ class BatchedEngine:
         for each in rows:
             graph.lengths[each.slot] = each.start_position + each.num_accepted + 1
         slots = [each.slot for each in rows]
-        return BatchedDraft(
-            candidate_ids=found["candidate_ids"][slots], probabilities=found["probabilities"][slots]
-        )
+        return BatchedDraft(candidate_ids=found["candidate_ids"][slots], probabilities=found["probabilities"][slots])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +184,7 @@ def build_pair(
         element=element,
         uses_plugins=uses_plugins,
     )
-    return BatchedPair(
-        target=target, drafter=drafter, target_config=config, shapes=shapes, engine_path=engine_path
-    )
+    return BatchedPair(target=target, drafter=drafter, target_config=config, shapes=shapes, engine_path=engine_path)
 
 
 def open_batched_pair(

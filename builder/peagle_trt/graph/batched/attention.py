@@ -47,9 +47,7 @@ class BatchedAttention:
             one = builder.constant(np.array(1, np.int32))
             first_row, self._lengths = (builder.op("Add", value, one) for value in (first_row, self._lengths))
         self._first_row = builder.cast(first_row, "INT64")
-        self._turn_query, self._turn_key = rotations(
-            builder, rope, heads.dim, positions, max_positions=cache_capacity
-        )
+        self._turn_query, self._turn_key = rotations(builder, rope, heads.dim, positions, max_positions=cache_capacity)
         self._views: dict[int, WindowView] = {}
 
     def emit(self, layer: int, packed: str, *, window: int = 0, sinks: str = "") -> str:

@@ -76,7 +76,9 @@ def decoder_layer(
     normed = rms_norm(builder, stream, f"{prefix}post_attention_norm", kind.epsilon)
     if kind.experts is None:
         return builder.op("Add", stream, swiglu(builder, normed, prefix))
-    flat = builder.op("Reshape", normed, _integers(builder, -1, builder.stored(f"{prefix}post_attention_norm").shape[0]))
+    flat = builder.op(
+        "Reshape", normed, _integers(builder, -1, builder.stored(f"{prefix}post_attention_norm").shape[0])
+    )
     output = kind.mix_experts(builder, kind.experts, flat, prefix)
     return builder.op("Add", stream, builder.op("Reshape", output, builder.op("Shape", stream)))
 

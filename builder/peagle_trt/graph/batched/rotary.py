@@ -52,7 +52,9 @@ def rotations(
     cos = builder.op("Sub", products[0, 0], products[1, 1])
     sin = builder.op("Add", products[1, 0], products[0, 1])
     scale = builder.constant(np.array(head_dim**-0.5, np.float32))
-    queries = Rotation(**{name: _turned(builder, builder.op("Mul", v, scale)) for name, v in (("cos", cos), ("sin", sin))})
+    queries = Rotation(
+        **{name: _turned(builder, builder.op("Mul", v, scale)) for name, v in (("cos", cos), ("sin", sin))}
+    )
     return queries, Rotation(cos=_turned(builder, cos), sin=_turned(builder, sin))
 
 

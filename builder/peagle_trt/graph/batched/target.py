@@ -88,7 +88,9 @@ def _positions(builder: GraphBuilder) -> str:
     step = builder.op("Squeeze", builder.op("Shape", "token_ids", start=1, end=2))
     zero, one = (builder.constant(np.array(value, np.int64)) for value in (0, 1))
     rows = builder.cast(builder.op("Range", zero, step, one), "INT32")
-    return builder.op("Add", builder.op("Unsqueeze", "start_positions", builder.constant(np.array([1], np.int64))), rows)
+    return builder.op(
+        "Add", builder.op("Unsqueeze", "start_positions", builder.constant(np.array([1], np.int64))), rows
+    )
 
 
 def _streams(
