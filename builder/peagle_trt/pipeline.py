@@ -24,7 +24,7 @@ from peagle_trt.files import require_free_space
 from peagle_trt.graph.attention import check_head_dims
 from peagle_trt.machine import probe_machine
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
-from peagle_trt.quant import AUTOMATIC, choose_recipe, find_recipe
+from peagle_trt.quant import AUTOMATIC, choose_recipe, require_recipe
 from peagle_trt.readers import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -176,9 +176,9 @@ def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
     choices = [] if backend == spec.backend else [f"backend {backend}: {reason}"]
     precision = spec.precision
     if precision == AUTOMATIC:
-        precision, reason = _choose_recipe(backend, spec)
+        precision, reason = choose_recipe(read_target(spec.target_path), backend)
         choices.append(f"precision {precision}: {reason}")
-    find_recipe(precision)
+    require_recipe(precision, backend)
     capabilities = _choose_capabilities(replace(spec, backend=backend, precision=precision), choices)
     resolved = replace(
         spec,
@@ -188,14 +188,6 @@ def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
         compute_capabilities=capabilities,
     )
     return resolved, choices
-
-
-def _choose_recipe(backend: str, spec: BuildSpec) -> tuple[str, str]:
-    from peagle_trt.engine.registry import COMPILING_BACKENDS
-
-    if backend in COMPILING_BACKENDS:
-        return "native", f"backend `{backend}` computes in bfloat16, from the checkpoint's own bytes"
-    return choose_recipe(read_target(spec.target_path))
 
 
 def _choose_capabilities(spec: BuildSpec, choices: list[str]) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.engine.registry import COMPILING_BACKENDS, open_engine
-from peagle_trt.engine.tensorrt.elements import compute_element
 from peagle_trt.machine import Machine, probe_machine
+from peagle_trt.quant import find_recipe
 from peagle_trt.spec import EngineManifest
 from peagle_trt.verify.tolerances import ELEMENT_TOLERANCES, TOLERANCES, Tolerance
 
@@ -60,4 +60,4 @@ def open_subject(build_path: Path, manifest: EngineManifest, machine: Machine | 
 def _engine_tolerance(manifest: EngineManifest) -> Tolerance:
     if manifest.backend not in COMPILING_BACKENDS:
         return TOLERANCES[manifest.precision]
-    return ELEMENT_TOLERANCES.get(compute_element(manifest.precision), TOLERANCES[manifest.precision])
+    return ELEMENT_TOLERANCES.get(find_recipe(manifest.precision).compute_element, TOLERANCES[manifest.precision])
