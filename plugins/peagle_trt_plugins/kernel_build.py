@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from peagle_trt_plugins.kernel_targets import DRIVER_OF_PTX, MAX_REGISTERS, Architecture, KernelVariant
+from peagle_trt_plugins.kernel_targets import DRIVER_OF_PTX, MAX_REGISTERS, Architecture
+from peagle_trt_plugins.kernel_variants import KernelVariant
 from peagle_trt_plugins.ptx import drop_hidden_parameters, kernel_parameters, ptx_version
 
 _ASSEMBLE_SECONDS = 120
