@@ -54,6 +54,11 @@ ARCHITECTURES = (
 )
 
 
+def find_architecture(major: int, minor: int) -> Architecture | None:
+    """The architecture of a GPU's compute capability; None where the kernels were never compiled for it."""
+    return next((each for each in ARCHITECTURES if each.capability == 10 * major + minor), None)
+
+
 def kernel_variants(hidden_size: int = 2880, *, draft_vocabulary: int = 201_088) -> tuple[KernelVariant, ...]:
     """Every kernel in every type, for a drafter's sizes; those of gpt-oss unless told otherwise."""
     parallel = [parallel_draft_variant(hidden_size, element) for element in ELEMENTS]
