@@ -26,6 +26,8 @@ OPERATIONS = {
 # As the ONNX parser hands attributes over.
 FIELD_TYPES = {float: np.float32, int: np.int32}
 
+TORCH_TYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "INT64": "int64"}
+
 
 @dataclass
 class Node:
@@ -106,6 +108,7 @@ class Integers(list):
 
 
 REGISTRY = Registry()
+VARIANTS: list[Any] = []
 
 
 def import_bindings() -> None:
@@ -146,6 +149,64 @@ def build(node: Node) -> dict[str, Any]:
         "tactics": tactics,
         "launches": {tactic: launch(plugin, node, types, tactic) for tactic in tactics or [0]},
     }
+
+
+def describe(node: Node) -> tuple[list[str], list[list[tuple[int, ...]]]]:
+    """Types and shapes of a node's outputs."""
+    types, shapes = infer(create(node), node)
+    return [each.name for each in types], [evaluate(shapes, opened) for opened in node.opened]
+
+
+def register_as_a_stranger() -> None:
+    """Register as another copy of the package would, which knows nothing of the first."""
+    from peagle_trt_plugins import tensorrt_plugin
+
+    present = dict(tensorrt_plugin._registered)
+    tensorrt_plugin._registered.clear()
+    try:
+        register(1)
+    finally:
+        tensorrt_plugin._registered.update(present)
+
+
+def execute(node: Node, arrays: list[np.ndarray], tactic: int) -> list[np.ndarray]:
+    """Run a node's kernel in Triton's interpreter, launched as TensorRT would launch it."""
+    import torch
+
+    from peagle_trt_plugins import triton_kernels
+    from tests.support.plugin_torch import to_numpy, to_torch
+
+    compile_nothing()
+    plugin = create(node)
+    types, shapes = infer(plugin, node)
+    assert tactic in (tune(plugin, node, types) or [0])
+    found = launch(plugin, node, types, tactic)
+    numbers, variant = found["evaluated"][0], VARIANTS[int(found["code"].split(b"//")[1])]
+    # Whatever a kernel fails to write must be seen.
+    outputs = [
+        torch.full(shape, -7, dtype=getattr(torch, TORCH_TYPES[kind.name]))
+        for shape, kind in zip(evaluate(shapes, node.opened[0]), types, strict=True)
+    ]
+    grid = tuple(numbers[f"grid_{axis}"] for axis in "xyz")
+    getattr(triton_kernels, variant.kernel)[grid](
+        *(to_torch(array) for array in arrays),
+        *numbers["integers"],
+        *outputs,
+        **variant.constants,
+        num_warps=numbers["block_x"] // 32,
+    )
+    return [to_numpy(output) for output in outputs]
+
+
+def compile_nothing() -> None:
+    """The interpreter rules compiling out: what TensorRT stores is then the variant's number, behind an entry."""
+    from peagle_trt_plugins import tensorrt_plugin
+
+    def note(variant: Any, architecture: Any) -> tuple[str, int]:
+        VARIANTS.append(variant)
+        return f".version 8.7\n.visible .entry {variant.kernel}(\n)\n//{len(VARIANTS) - 1}", 0
+
+    tensorrt_plugin.write_plugin_ptx = note
 
 
 def create(node: Node) -> Any:
