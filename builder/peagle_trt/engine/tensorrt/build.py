@@ -11,6 +11,7 @@ import msgspec
 from peagle_trt.engine.tensorrt.compile import CompileOptions, compile_graph
 from peagle_trt.engine.tensorrt.library import Library, load_library
 from peagle_trt.engine.tensorrt.profiles import drafter_profiles, target_profiles
+from peagle_trt.errors import MachineError
 from peagle_trt.files import write_text
 from peagle_trt.spec import CompiledEngine, EngineManifest
 
@@ -39,7 +40,7 @@ def compile_engines(
         MachineError: The library is not there.
     """
     library = load_library(manifest.backend)
-    options = replace(options, plugin_version=_register_plugins(library, manifest, options))
+    options = replace(options, plugin_version=_register_plugins(library, options))
     profiles = {"target": target_profiles(manifest.shapes), "drafter": drafter_profiles(manifest.shapes)}
     engines = {}
     for role, path in sorted(manifest.graphs.items()):
@@ -61,8 +62,32 @@ def read_engines(build_path: Path) -> dict[str, CompiledEngine]:
     return msgspec.json.decode(path.read_bytes(), type=dict[str, CompiledEngine]) if path.is_file() else {}
 
 
-def _register_plugins(library: Library, manifest: EngineManifest, options: CompileOptions) -> str:
-    """Make our plugins known to full TensorRT; TensorRT-RTX takes the bodies that their nodes carry."""
+def _register_plugins(library: Library, options: CompileOptions) -> str:
+    """Make our plugins known to full TensorRT; TensorRT-RTX takes the bodies that their nodes carry.
+
+    Returns:
+        Their version, or "" for none.
+
+    Raises:
+        MachineError: What makes their kernels is not installed, or was never made for this GPU.
+    """
     if library.is_ahead_of_time:
         return ""
-    raise NotImplementedError
+    from peagle_trt_plugins.kernel_build import MissingToolError
+    from peagle_trt_plugins.kernel_targets import find_architecture
+    from peagle_trt_plugins.plugin_checks import PluginError
+    from peagle_trt_plugins.ports import VERSION
+    from peagle_trt_plugins.tensorrt_plugin import register_tensorrt_plugins
+
+    (capability,) = options.compute_capabilities
+    architecture = find_architecture(*divmod(int(capability), 10))
+    if architecture is None:
+        raise MachineError(
+            f"the plugins' kernels were never compiled for SM{capability}",
+            hint="use --backend tensorrt-rtx, which does without them, or --backend onnxruntime",
+        )
+    try:
+        register_tensorrt_plugins(architecture)
+    except (MissingToolError, PluginError) as error:
+        raise MachineError(str(error), hint=error.hint) from error
+    return str(VERSION)
