@@ -28,15 +28,16 @@ def open_proof(build_path: Path, manifest: EngineManifest, *, num_threads: int |
         build_path,
         manifest,
         OnnxRuntimePasses(
-            lambda: _target_source(build_path, manifest),
-            lambda: _drafter_source(build_path, manifest),
+            lambda: target_source(build_path, manifest),
+            lambda: drafter_source(build_path, manifest),
             manifest,
             num_threads=num_threads,
         ),
     )
 
 
-def _target_source(build_path: Path, manifest: EngineManifest) -> GraphSource:
+def target_source(build_path: Path, manifest: EngineManifest) -> GraphSource:
+    """The target's graph in float32."""
     from peagle_trt.graph.batched.target import target_graph
     from peagle_trt.quant import open_stored
 
@@ -50,7 +51,8 @@ def _target_source(build_path: Path, manifest: EngineManifest) -> GraphSource:
     return GraphSource(model=model.SerializeToString(deterministic=True), weights_path=folder)
 
 
-def _drafter_source(build_path: Path, manifest: EngineManifest) -> GraphSource:
+def drafter_source(build_path: Path, manifest: EngineManifest) -> GraphSource:
+    """The drafter's graph in float32."""
     from peagle_trt.graph.batched.drafter import drafter_graph
     from peagle_trt.graph.build import drafter_weights
     from peagle_trt.quant import open_stored

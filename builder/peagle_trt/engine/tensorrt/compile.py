@@ -91,7 +91,7 @@ def _network_flags(trt: Any, options: CompileOptions) -> int:
 def _parse(trt: Any, network: Any, log: MessageLog, onnx_path: Path) -> None:
     parser = trt.OnnxParser(network, log.logger)
     if not parser.parse_from_file(str(onnx_path)):
-        found = "; ".join(parser.get_error(index).desc() for index in range(parser.num_errors))
+        found = "; ".join(log.real_part(parser.get_error(index).desc()) for index in range(parser.num_errors))
         log.errors.clear()
         raise PeagleError(
             f"TensorRT cannot read `{onnx_path.name}`: {found}", hint="this is a fault of the graph, please report it"

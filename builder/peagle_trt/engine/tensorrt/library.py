@@ -114,11 +114,18 @@ class MessageLog:
         self.errors.clear()
         return PeagleError(f"TensorRT could not {doing}: {text}", hint="the messages are TensorRT's own")
 
+    def real_part(self, message: str) -> str:
+        """A message of several lines without those that only say that there is no GPU."""
+        return "; ".join(line.strip() for line in message.splitlines() if line.strip() and not self._is_noise(line))
+
     def take(self, severity: int, message: str) -> None:
         """File a message; `severity` is 0 for an internal error, 1 for an error, 2 for a warning."""
-        if severity > _WARNING or (not self._needs_gpu and all(part in message for part in _NO_DRIVER)):
+        if severity > _WARNING or self._is_noise(message):
             return
         (self.warnings if severity == _WARNING else self.errors).append(message.strip())
+
+    def _is_noise(self, message: str) -> bool:
+        return not self._needs_gpu and all(part in message for part in _NO_DRIVER)
 
 
 def _make_logger(module: Any, log: MessageLog) -> Any:

@@ -207,7 +207,10 @@ class TensorRTPasses:
 
     def _load(self) -> None:
         records = self._manifest.engines
-        configs: dict[str, TargetConfig | DrafterConfig] = {"target": self._manifest.target, "drafter": self._manifest.drafter}
+        configs: dict[str, TargetConfig | DrafterConfig] = {
+            "target": self._manifest.target,
+            "drafter": self._manifest.drafter,
+        }
         engines = {
             role: LoadedEngine(self._library, self._device, self._build_path / records[role].path, records[role])
             for role in configs
