@@ -129,6 +129,14 @@ def version() -> str:
     return tensorrt.__version__
 
 
+def class_members() -> dict[str, list[str]]:
+    """Names of every class of the bindings, and of the module under ""."""
+    import tensorrt as trt
+
+    found = {name: dir(value) for name in dir(trt) if isinstance(value := getattr(trt, name), type)}
+    return found | {"": dir(trt)}
+
+
 def register(architecture_index: int) -> list[tuple[str, str, str]]:
     """Register for one of the architectures, and say what TensorRT's registry holds then."""
     from peagle_trt_plugins.kernel_targets import ARCHITECTURES

@@ -46,10 +46,10 @@ def compile_engines(
     for role, path in sorted(manifest.graphs.items()):
         onnx_path = build_path / path
         plan_path = onnx_path.with_suffix(".plan")
-        engines[role] = made = compile_graph(library, onnx_path, plan_path, profiles[role], options)
+        engines[role] = engine = compile_graph(library, onnx_path, plan_path, profiles[role], options)
         report(
-            f"compiled {made.path}: {made.size_bytes:,} bytes in {made.build_seconds} s, "
-            f"for {', '.join(f'SM{each}' for each in made.compute_capabilities)}"
+            f"compiled {engine.path}: {engine.size_bytes:,} bytes in {engine.build_seconds} s, "
+            f"for {', '.join(f'SM{each}' for each in engine.compute_capabilities)}"
         )
     text = msgspec.json.format(msgspec.json.encode(engines), indent=2).decode()
     write_text(build_path / RECORD_FILE, text + "\n")

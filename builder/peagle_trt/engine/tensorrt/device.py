@@ -102,8 +102,7 @@ class Device:
         """Call a function of the runtime, which answers with a status and perhaps a value."""
         status, *values = function(*arguments)
         if int(status) != 0:
-            name = getattr(function, "__name__", "CUDA")
-            raise MachineError(f"{name} failed: {status!s}", hint=_hint(str(status)))
+            raise MachineError(f"{function.__name__} failed: {status.name}", hint=_hint(status.name))
         return values[0] if values else None
 
 
