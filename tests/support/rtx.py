@@ -25,8 +25,8 @@ class Compiled:
     attentions: list[tuple[str, bool, bool, bool]]
 
 
-def compile_graph(path: Path, ports: Sequence[Port]) -> Compiled:
-    """Parse and build for SM120.
+def compile_graph(path: Path, ports: Sequence[Port], *, capability: str = "SM120") -> Compiled:
+    """Parse and build.
 
     Raises:
         AssertionError: TensorRT logs a warning or an error, neither of which raises by itself.
@@ -41,7 +41,7 @@ def compile_graph(path: Path, ports: Sequence[Port]) -> Compiled:
     assert parsed, [parser.get_error(index).desc() for index in range(parser.num_errors)]
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1
-    config.set_compute_capability(trt.ComputeCapability.SM120, 0)
+    config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
     config.add_optimization_profile(_profile(builder, ports))
     engine = builder.build_serialized_network(network, config)
     assert engine is not None, complaints

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from peagle_trt.graph.batched.attention import BatchedAttention
+from peagle_trt.graph.batched.experts_layer import gathered_experts
 from peagle_trt.graph.batched.greedy import pick_greedily
 from peagle_trt.graph.batched.layers import LayerKind, MixExperts, decoder_layer, linear, picked_rows, rms_norm
 from peagle_trt.graph.batched.nodes import BATCHED_OPSET
 from peagle_trt.graph.batched.ports import Port, target_ports
 from peagle_trt.graph.builder import Element, GraphBuilder
-from peagle_trt.graph.experts import gathered_experts
 from peagle_trt.graph.target import target_heads
 from peagle_trt.spec import TargetConfig, TensorSpec
 
