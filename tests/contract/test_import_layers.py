@@ -37,7 +37,7 @@ ROOMS = {
     "readers": set[str](),
     "writers": {"readers"},
     "quant": {"readers"},
-    "graph": {"quant"},
+    "graph": {"quant", "readers"},
     "engine": {"quant", "graph", "machine"},
     "decode": {"engine", "build_folder"},
     "catalog": set[str](),

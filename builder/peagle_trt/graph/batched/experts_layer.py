@@ -29,30 +29,40 @@ from peagle_trt.quant.packing import BLOCK_SCALES
 from peagle_trt.spec import ExpertsConfig
 
 
-def experts(
-    builder: GraphBuilder, config: ExpertsConfig, rows: str, prefix: str, *, max_gathered_rows: int | None = None
-) -> str:
-    """Router and experts of one layer, however they are stored.
+def gathered_experts(builder: GraphBuilder, config: ExpertsConfig, rows: str, prefix: str) -> str:
+    """Router and experts of one layer, however they are stored; every row is multiplied by the matrices it chose.
 
     Args:
         builder: Graph under construction.
         config: The experts.
         rows: [T, H], normalised, in the type that the graph computes in.
         prefix: `layers.{i}.`, of the weights.
-        max_gathered_rows: Rows from which on all go through every expert in turn; None for never. A loop in the graph
-            keeps an engine from being captured as one CUDA graph, for few rows too.
 
     Returns:
         [T, H], in the same type.
     """
-    layer = _open_layer(builder, config, prefix)
-    shares, chosen = choose(builder, config, _router_logits(builder, rows, prefix))
-    routed = _Routed(rows=rows, shares=shares, chosen=chosen)
-    if max_gathered_rows is None:
-        mixed = _gathered(builder, layer, routed)
-    else:
-        mixed = _gathered_or_looped(builder, layer, routed, max_gathered_rows)
-    return mixed if builder.element == "FLOAT" else builder.cast(mixed, builder.element)
+    routed = _route(builder, config, rows, prefix)
+    return _in_element(builder, _gathered(builder, _open_layer(builder, config, prefix), routed))
+
+
+def switched_experts(
+    builder: GraphBuilder, config: ExpertsConfig, rows: str, prefix: str, *, max_gathered_rows: int
+) -> str:
+    """The same, but more rows than `max_gathered_rows` all go through every expert in turn.
+
+    A loop in the graph keeps an engine from being captured as one CUDA graph, for few rows too.
+    """
+    layer, routed = _open_layer(builder, config, prefix), _route(builder, config, rows, prefix)
+    count = builder.op("Shape", rows, end=1)
+    is_few = builder.op("Less", count, integers(builder, max_gathered_rows + 1))
+    nothing, all_turns = integers(builder, 0), integers(builder, config.num_experts)
+    # The loop takes no turn where rows are few, and no row is gathered where they are many. There is no `If`, for
+    # TensorRT-RTX 1.7 fails on a loop inside a branch ("mScopedOp2Scopes").
+    few, turns = builder.op("Where", is_few, count, nothing), builder.op("Where", is_few, nothing, all_turns)
+    looped = _looped(builder, layer, routed, builder.op("Squeeze", turns))
+    gathered = _gathered(builder, layer, routed.first(builder, few))
+    together = builder.op("Concat", gathered, builder.op("Slice", looped, few, count, nothing), axis=0)
+    return _in_element(builder, together)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,19 @@ class _Routed:
     rows: str
     shares: str
     chosen: str
+
+    def first(self, builder: GraphBuilder, count: str) -> _Routed:
+        """The first rows alone."""
+        zero = integers(builder, 0)
+        rows, shares, chosen = (
+            builder.op("Slice", value, zero, count, zero) for value in (self.rows, self.shares, self.chosen)
+        )
+        return _Routed(rows=rows, shares=shares, chosen=chosen)
+
+
+def _route(builder: GraphBuilder, config: ExpertsConfig, rows: str, prefix: str) -> _Routed:
+    shares, chosen = choose(builder, config, _router_logits(builder, rows, prefix))
+    return _Routed(rows=rows, shares=shares, chosen=chosen)
 
 
 def _open_layer(builder: GraphBuilder, config: ExpertsConfig, prefix: str) -> _Layer:
@@ -116,27 +139,6 @@ def _gathered(builder: GraphBuilder, layer: _Layer, routed: _Routed) -> str:
     outputs = _add_chosen_bias(builder, layer, "down", outputs, routed.chosen)
     weighted = builder.op("Mul", outputs, builder.op("Unsqueeze", routed.shares, integers(builder, 2)))
     return builder.op("ReduceSum", weighted, integers(builder, 1), keepdims=0)
-
-
-def _gathered_or_looped(builder: GraphBuilder, layer: _Layer, routed: _Routed, max_gathered_rows: int) -> str:
-    """The loop takes no turn where rows are few, and no row is gathered where they are many.
-
-    TensorRT-RTX 1.7 fails on a loop inside a branch ("mScopedOp2Scopes"), so there is no `If`.
-    """
-    count = builder.op("Shape", routed.rows, end=1)
-    is_few = builder.op("Less", count, integers(builder, max_gathered_rows + 1))
-    nothing = integers(builder, 0)
-    few = builder.op("Where", is_few, count, nothing)
-    turns = builder.op("Where", is_few, nothing, integers(builder, layer.config.num_experts))
-    first = _Routed(
-        **{
-            name: builder.op("Slice", value, nothing, few, nothing)
-            for name, value in (("rows", routed.rows), ("shares", routed.shares), ("chosen", routed.chosen))
-        }
-    )
-    gathered = _gathered(builder, layer, first)
-    looped = _looped(builder, layer, routed, builder.op("Squeeze", turns))
-    return builder.op("Concat", gathered, builder.op("Slice", looped, few, count, nothing), axis=0)
 
 
 def _looped(builder: GraphBuilder, layer: _Layer, routed: _Routed, turns: str) -> str:
@@ -221,6 +223,10 @@ def _float_weight(builder: GraphBuilder, name: str) -> str:
 
 def _as_float(builder: GraphBuilder, values: str) -> str:
     return values if builder.element == "FLOAT" else builder.cast(values, "FLOAT")
+
+
+def _in_element(builder: GraphBuilder, values: str) -> str:
+    return values if builder.element == "FLOAT" else builder.cast(values, builder.element)
 
 
 def _number(builder: GraphBuilder, value: float) -> str:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from peagle_trt.graph.attention import HeadShape
+from peagle_trt.graph.batched import quantized
 from peagle_trt.graph.batched.attention import BatchedAttention
+from peagle_trt.graph.batched.experts_layer import gathered_experts
 from peagle_trt.graph.builder import GraphBuilder
-from peagle_trt.graph.experts import gathered_experts
 from peagle_trt.spec import ExpertsConfig
 
 MixExperts = Callable[[GraphBuilder, ExpertsConfig, str, str], str]
@@ -37,6 +38,8 @@ def linear(builder: GraphBuilder, rows: str, weight: str, bias: str = "") -> str
 
     The one place that looks at how a matrix is stored.
     """
+    if quantized.is_quantized(builder, weight):
+        return quantized.linear(builder, rows, weight, bias)
     transposed = builder.op("Transpose", builder.weight(weight), perm=[1, 0])
     product = builder.op("MatMul", rows, transposed)
     return builder.op("Add", product, builder.weight(bias)) if bias and builder.has_weight(bias) else product

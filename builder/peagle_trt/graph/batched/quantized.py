@@ -1,8 +1,8 @@
 """Products with matrices that a recipe stored in FP8 or NVFP4, in the forms that TensorRT turns into its own kernels.
 
-FP8 is the same nodes everywhere. NVFP4 is not: ONNX Runtime 1.32 has no kernel that reads FLOAT4E2M1, and TensorRT takes
-no FP4 out of bytes. A graph that computes in float32, which is what proves a build's numbers on a CPU, therefore spells
-the same arithmetic out: codes read from the same bytes, activations rounded by the format's rule.
+FP8 is the same nodes everywhere. NVFP4 is not: ONNX Runtime 1.32 has no kernel that reads FLOAT4E2M1, and TensorRT
+takes no FP4 out of bytes. A graph that computes in float32, which is what proves a build's numbers on a CPU, therefore
+spells the same arithmetic out: codes read from the same bytes, activations rounded by the format's rule.
 """
 
 from __future__ import annotations
