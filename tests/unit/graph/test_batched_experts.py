@@ -205,3 +205,29 @@ def test_experts_compile(tmp_path: Path, stored: str, form: str, element: Elemen
     path, _ = write_experts(tmp_path, FORMS[form], GPT_OSS, stored, element)
     ports = (Port(name="rows", element=element, dims=("S", HIDDEN), is_input=True),)
     assert compile_graph(path, ports).engine_bytes > 0
+
+
+@pytest.mark.rtx
+@needs("rtx")
+def test_tensorrt_takes_remainders_towards_minus_infinity(tmp_path: Path) -> None:
+    import tensorrt_rtx as trt
+
+    builder = GraphBuilder("words", {}, opset=BATCHED_OPSET)
+    words = builder.input("words", "INT32", [4])
+    builder.op("Mod", words, builder.constant(np.array(16, np.int32)), output="rest")
+    builder.output("rest", "INT32", [4])
+    # A word with its highest bit set is a negative number, of which rounding towards zero would give other digits.
+    assert elementwise_operations(trt, builder.model().SerializeToString()) == ["FLOOR_DIV", "PROD", "SUB"]
+
+
+def elementwise_operations(trt: Any, model: bytes) -> list[str]:
+    """What TensorRT's parser makes of a graph, element by element."""
+    network = trt.Builder(trt.Logger(trt.Logger.ERROR)).create_network()
+    assert trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR)).parse(model)
+    found = []
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == trt.LayerType.ELEMENTWISE:
+            layer.__class__ = trt.IElementWiseLayer
+            found.append(layer.op.name)
+    return found
