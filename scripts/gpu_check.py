@@ -13,10 +13,17 @@ import itertools
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+# Run as a script, this folder is on the path; imported by a test, the folder above is.
+if __package__:
+    from scripts import plugin_ptx
+else:
+    import plugin_ptx
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +67,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=2880, help="hidden size of the drafter; gpt-oss has 2880")
     parser.add_argument("--vocabulary", type=int, default=201_088, help="ids of the draft vocabulary")
     parser.add_argument("--dtype", choices=list(TOLERANCES), default="bfloat16", help="type that is timed")
+    parser.add_argument("--copy-bytes", type=int, default=COPY_BYTES, help="that are copied to learn the bandwidth")
     parser.add_argument("--output", type=Path, help="also write the JSON here")
     return parser.parse_args(words)
 
@@ -84,22 +92,33 @@ def check(settings: argparse.Namespace) -> dict[str, Any]:
     from peagle_trt_plugins import triton_launch
 
     started = time.perf_counter()
-    equality = list(compare(triton_launch, "cuda"))
-    bandwidth = copy_bandwidth(_bench_in_graph, "cuda", COPY_BYTES)
-    timings = list(measure(triton_launch, settings, _bench_in_graph, "cuda", bandwidth))
     properties = torch.cuda.get_device_properties(0)
-    return {
-        "ok": all(entry["is_equal"] for entry in equality),
+    report: dict[str, Any] = {
         "gpu": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "equality": equality,
-        "copy_bytes_per_second": bandwidth,
-        "timings": timings,
-        "seconds": time.perf_counter() - started,
+        "errors": [],
     }
+    collect(report, "equality", compare(triton_launch, "cuda"))
+    collect(report, "plugins", compare_plugins((properties.major, properties.minor), "cuda"))
+    collect(report, "timings", measure(triton_launch, settings, _bench_in_graph, "cuda"))
+    entries = report["equality"] + report["plugins"]
+    report["ok"] = not report["errors"] and all(entry["is_equal"] for entry in entries)
+    report["seconds"] = time.perf_counter() - started
+    return report
+
+
+def collect(report: dict[str, Any], section: str, entries: Iterator[dict[str, Any]]) -> None:
+    """Add a section; what stops it is told beside what it found so far, for the card may not be there again."""
+    report[section] = []
+    try:
+        for entry in entries:
+            report[section].append(entry)
+    except Exception as error:
+        _say(traceback.format_exc())
+        report["errors"].append(f"{section}: {type(error).__name__}: {error}")
 
 
 def require_gpu() -> None:
@@ -144,6 +163,48 @@ def compare(forms: ModuleType, device: str) -> Iterator[dict[str, Any]]:
             yield _entry("select_draft_top_k", batch, slots, hidden, dtype, expected, found)
 
 
+def compare_plugins(
+    capability: tuple[int, int], device: str, driver: plugin_ptx.Driver | None = None
+) -> Iterator[dict[str, Any]]:
+    """Each TensorRT plugin under each of its tactics, launched as TensorRT would, against plain torch on the CPU.
+
+    Raises:
+        MissingError: The plugins are not compiled for this kind of GPU.
+    """
+    from peagle_trt_plugins import torch_forms
+    from peagle_trt_plugins.kernel_targets import find_architecture
+    from peagle_trt_plugins.plugin_forms import FORMS
+
+    architecture = find_architecture(*capability)
+    if architecture is None:
+        raise MissingError(f"the plugins are not compiled for compute capability {capability}")
+    driver = driver or plugin_ptx.Driver()
+    draft = FORMS[0]
+    for dtype, (batch, slots, hidden), choice in itertools.product(TOLERANCES, SHAPES, range(3)):
+        embedding, lm_head = make_tables(1003, hidden, dtype)
+        if choice < 2:
+            given = draft_inputs(batch, slots, embedding)
+            expected = torch_forms.parallel_draft(*given, epsilon=EPSILON, norm_before_residual=True)
+            placed = [tensor.to(device) for tensor in given]
+            attributes = {"epsilon": EPSILON, "norm_before_residual": 1}
+            plugin = plugin_ptx.prepare(driver, architecture, draft, placed, attributes, choice)
+            found = plugin.run(driver, placed)
+            yield _entry(f"ParallelDraft, tactic {choice}", batch, slots, hidden, dtype, expected, found)
+        given = select_inputs(batch, slots, lm_head)
+        given.append(_floats(batch).abs() + 0.5)
+        for candidates in (0, 5):
+            used = given if candidates else given[:4]
+            placed, found = [tensor.to(device) for tensor in used], ()
+            for plugin, inputs in plugin_ptx.select(driver, architecture, placed, candidates, choice):
+                found = plugin.run(driver, inputs)
+            if candidates:
+                expected = torch_forms.select_draft_top_k(*used, candidates=candidates)
+            else:
+                expected = (torch_forms.select_draft(*used),)
+            name = f"SelectBlocks, tactic {choice}, and {'MergeCandidates' if candidates else 'MergeBest'}"
+            yield _entry(name, batch, slots, hidden, dtype, expected, found)
+
+
 def _entry(
     name: str,
     batch: int,
@@ -166,7 +227,7 @@ def _entry(
         "slots": slots,
         "hidden": hidden,
         "largest_differences": differences,
-        # Not `<=`: a NaN must count as different.
+        # A NaN is not at most anything, and so counts as different.
         "is_equal": all(difference <= limit for difference, limit in zip(differences, limits, strict=True)),
     }
 
@@ -182,12 +243,12 @@ def copy_bandwidth(bench: Bench, device: str, num_bytes: int) -> float:
     return bandwidth
 
 
-def measure(
-    forms: ModuleType, settings: argparse.Namespace, bench: Bench, device: str, bandwidth: float
-) -> Iterator[dict[str, Any]]:
+def measure(forms: ModuleType, settings: argparse.Namespace, bench: Bench, device: str) -> Iterator[dict[str, Any]]:
     """Time of each kernel and of plain torch, and the time a copy of the same bytes would take."""
     from peagle_trt_plugins import torch_forms
 
+    bandwidth = copy_bandwidth(bench, device, settings.copy_bytes)
+    yield {"kernel": "copy", "bytes_per_second": bandwidth}
     tables = [table.to(device) for table in make_tables(settings.vocabulary, settings.hidden, settings.dtype)]
     for batch, slots in itertools.product(settings.batches, settings.slots):
         draft = [tensor.to(device) for tensor in draft_inputs(batch, slots, tables[0])]
