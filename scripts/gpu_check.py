@@ -1,4 +1,4 @@
-"""Runs the Triton kernels on a GPU: are they equal to plain torch, and how fast beside a plain copy?
+"""Runs the Triton kernels and the TensorRT plugins on a GPU: equal to plain torch, and how fast beside a plain copy?
 
 Exit codes: 0 equal everywhere, 1 not, 2 wrong use, 3 this machine lacks a GPU, torch or Triton.
 """
@@ -34,6 +34,9 @@ TOLERANCES = {"float32": 4e-6, "float16": 2**-10, "bfloat16": 2**-7}
 COPY_BYTES = 1 << 30
 # B, K and H that are compared.
 SHAPES = ((1, 1, 577), (3, 5, 2880), (64, 7, 2880), (2, 16, 8192))
+# The plugins have more variants of a kernel to compile, at a second or two each.
+PLUGIN_SHAPES = SHAPES[:3]
+COMPARED_IDS = 1003
 Bench = Callable[[Callable[[], object]], float]
 """Seconds that a call takes."""
 
@@ -67,6 +70,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=2880, help="hidden size of the drafter; gpt-oss has 2880")
     parser.add_argument("--vocabulary", type=int, default=201_088, help="ids of the draft vocabulary")
     parser.add_argument("--dtype", choices=list(TOLERANCES), default="bfloat16", help="type that is timed")
+    parser.add_argument("--seconds", type=float, default=480, help="after which whatever is left is left out")
     parser.add_argument("--copy-bytes", type=int, default=COPY_BYTES, help="that are copied to learn the bandwidth")
     parser.add_argument("--output", type=Path, help="also write the JSON here")
     return parser.parse_args(words)
@@ -101,21 +105,31 @@ def check(settings: argparse.Namespace) -> dict[str, Any]:
         "triton": triton.__version__,
         "errors": [],
     }
-    collect(report, "equality", compare(triton_launch, "cuda"))
-    collect(report, "plugins", compare_plugins((properties.major, properties.minor), "cuda"))
-    collect(report, "timings", measure(triton_launch, settings, _bench_in_graph, "cuda"))
+    deadline = started + settings.seconds
+    collect(report, "equality", compare(triton_launch, "cuda"), deadline)
+    collect(report, "plugins", compare_plugins((properties.major, properties.minor), "cuda"), deadline)
+    collect(report, "timings", measure(triton_launch, settings, _bench_in_graph, "cuda"), deadline)
     entries = report["equality"] + report["plugins"]
     report["ok"] = not report["errors"] and all(entry["is_equal"] for entry in entries)
     report["seconds"] = time.perf_counter() - started
     return report
 
 
-def collect(report: dict[str, Any], section: str, entries: Iterator[dict[str, Any]]) -> None:
-    """Add a section; what stops it is told beside what it found so far, for the card may not be there again."""
+def collect(report: dict[str, Any], section: str, entries: Iterator[dict[str, Any]], deadline: float) -> None:
+    """Add a section; what stops it is told beside what it found so far, for the card may not be there again.
+
+    Args:
+        report: Gains the section, and a line in `errors` if it is not whole.
+        section: Its name.
+        entries: What it holds.
+        deadline: When to stop, by `time.perf_counter`.
+    """
     report[section] = []
     try:
         for entry in entries:
             report[section].append(entry)
+            if time.perf_counter() > deadline:
+                raise TimeoutError("the time is over; see --seconds")
     except Exception as error:
         _say(traceback.format_exc())
         report["errors"].append(f"{section}: {type(error).__name__}: {error}")
@@ -147,7 +161,7 @@ def compare(forms: ModuleType, device: str) -> Iterator[dict[str, Any]]:
 
     for dtype in TOLERANCES:
         for batch, slots, hidden in SHAPES:
-            embedding, lm_head = make_tables(1003, hidden, dtype)
+            embedding, lm_head = make_tables(COMPARED_IDS, hidden, dtype)
             given = draft_inputs(batch, slots, embedding)
             settings = {"epsilon": EPSILON, "norm_before_residual": slots == 5}
             expected = torch_forms.parallel_draft(*given, **settings)
@@ -180,8 +194,8 @@ def compare_plugins(
         raise MissingError(f"the plugins are not compiled for compute capability {capability}")
     driver = driver or plugin_ptx.Driver()
     draft = FORMS[0]
-    for dtype, (batch, slots, hidden), choice in itertools.product(TOLERANCES, SHAPES, range(3)):
-        embedding, lm_head = make_tables(1003, hidden, dtype)
+    for dtype, (batch, slots, hidden), choice in itertools.product(TOLERANCES, PLUGIN_SHAPES, range(3)):
+        embedding, lm_head = make_tables(COMPARED_IDS, hidden, dtype)
         if choice < 2:
             given = draft_inputs(batch, slots, embedding)
             expected = torch_forms.parallel_draft(*given, epsilon=EPSILON, norm_before_residual=True)

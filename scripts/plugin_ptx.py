@@ -29,6 +29,7 @@ class Driver:
     def __init__(self, library: Any = None) -> None:
         """`library` stands in for the driver in tests."""
         self._library = library or ctypes.CDLL("libcuda.so.1")
+        self.loaded: dict[str, tuple[ctypes.c_void_p, int]] = {}
 
     def load(self, ptx: str, name: str) -> ctypes.c_void_p:
         """Compile PTX for the current GPU, and find its kernel."""
@@ -115,9 +116,12 @@ def prepare(
         )
         for port in form.outputs
     )
-    ptx, shared_bytes = write_plugin_ptx(variant, architecture)
+    if repr(variant) not in driver.loaded:
+        ptx, shared_bytes = write_plugin_ptx(variant, architecture)
+        driver.loaded[repr(variant)] = (driver.load(ptx, kernel_name(ptx)), shared_bytes)
+    function, shared_bytes = driver.loaded[repr(variant)]
     return PreparedPlugin(
-        function=driver.load(ptx, kernel_name(ptx)),
+        function=function,
         launch=launch,
         threads=_WARP * variant.num_warps,
         shared_bytes=shared_bytes,

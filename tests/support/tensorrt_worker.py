@@ -204,6 +204,11 @@ def check_as_on_a_gpu() -> list[dict[str, Any]]:
     from scripts import gpu_check, plugin_ptx
 
     class InterpretingDriver:
+        loaded: dict[str, Any]
+
+        def __init__(self) -> None:
+            self.loaded = {}
+
         def load(self, ptx: str, name: str) -> int:
             return int(ptx.split("//")[1])
 
@@ -216,7 +221,8 @@ def check_as_on_a_gpu() -> list[dict[str, Any]]:
 
     kernel_build.write_plugin_ptx = note_variant
     plugin_ptx.PreparedPlugin.run = run
-    gpu_check.SHAPES, gpu_check.TOLERANCES = ((2, 3, 24),), {"float32": 4e-6}
+    gpu_check.PLUGIN_SHAPES, gpu_check.TOLERANCES = ((2, 3, 24),), {"float32": 4e-6}
+    gpu_check.COMPARED_IDS = 100
     return list(gpu_check.compare_plugins((10, 0), "cpu", InterpretingDriver()))
 
 

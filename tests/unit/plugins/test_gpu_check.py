@@ -99,8 +99,15 @@ def test_what_stops_a_section_is_told_beside_what_it_found() -> None:
         raise RuntimeError("no more")
 
     report = {"errors": []}
-    gpu_check.collect(report, "section", entries())
+    gpu_check.collect(report, "section", entries(), deadline=float("inf"))
     assert report == {"section": [{"found": 1}], "errors": ["section: RuntimeError: no more"]}
+
+
+def test_when_the_time_is_over_the_rest_is_left_out() -> None:
+    report = {"errors": []}
+    gpu_check.collect(report, "section", iter([{"found": 1}, {"found": 2}]), deadline=0)
+    assert report["section"] == [{"found": 1}]
+    assert "the time is over" in report["errors"][0]
 
 
 def test_a_gpu_that_the_plugins_do_not_know_is_told() -> None:
