@@ -198,13 +198,14 @@ def sweep() -> tuple[DraftCase | SelectCase, ...]:
     cases: list[DraftCase | SelectCase] = []
     for turn, (dtype, slots) in enumerate(itertools.product(DTYPES, range(1, 17))):
         batch, hidden = batches[turn % len(batches)], hiddens[turn % len(hiddens)]
-        vocabulary = vocabularies[turn % len(vocabularies)]
+        vocabulary = vocabularies[turn % len(vocabularies)] if batch < 64 else 257
         table = (None, None, "bfloat16", "float32")[turn // 3 % 4]
         kinds = {"dtype": dtype, "table_dtype": table, "vocabulary": vocabulary}
         normed = bool(turn % 2)
         cases.append(_draft(batch, slots, hidden, accepted="every", norm_before_residual=normed, **kinds))
-        # As many multiplications as a CPU does in a second or two.
-        hidden = min(hidden, max(16, 2**28 // (batch * slots * vocabulary)))
+        # Triton's interpreter takes about a millisecond for a step of a program.
+        programs = -(-batch * slots // 16) * -(-vocabulary // 64)
+        hidden = min(hidden, 32 * max(1, 3000 // programs))
         candidates = min(turn % 17, vocabulary)
         cases.append(_select(batch, slots, hidden, candidates=candidates, **kinds))
     return tuple(cases)

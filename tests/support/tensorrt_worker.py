@@ -157,6 +157,12 @@ def describe(node: Node) -> tuple[list[str], list[list[tuple[int, ...]]]]:
     return [each.name for each in types], [evaluate(shapes, opened) for opened in node.opened]
 
 
+def constant_outputs(node: Node) -> list[list[int | None]]:
+    """Sizes of the outputs that the next node would find to be numbers."""
+    _, shapes = infer(create(node), node)
+    return [[size.get_constant_value() if size.is_constant() else None for size in shape] for shape in shapes]
+
+
 def register_as_a_stranger() -> None:
     """Register as another copy of the package would, which knows nothing of the first."""
     from peagle_trt_plugins import tensorrt_plugin

@@ -85,6 +85,10 @@ class TestDescription:
         assert types == [TYPES[output.dtype.name] for output in case.expected()]
         assert shapes == [[output.shape for output in case.expected()]]
 
+    def test_what_the_next_stage_bakes_in_is_a_number(self, compiling: Bindings) -> None:
+        # 600 ids in blocks of 64, 4 candidates of each; TensorRT does not promise to add constants up.
+        assert compiling.require("constant_outputs", blocks_node(SMALL)) == [[None, None, 40]] * 2
+
     def test_a_refusal_reaches_whoever_builds(self, compiling: Bindings) -> None:
         wrong = replace(blocks_node(SMALL), attributes={"candidates": 4, "contract_version": 2})
         assert "keeps version 2 of the contract; the plugins keep 1" in compiling.ask("describe", wrong)
