@@ -7,9 +7,12 @@ torch's launches and what the plugins hand to TensorRT. Letters as in the contra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from peagle_trt_plugins.kernel_variants import Cut
+if TYPE_CHECKING:
+    from typing import Self
+
+    from peagle_trt_plugins.kernel_variants import Cut
 
 
 class Dimension(Protocol):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from peagle_trt_plugins.contract_select_draft import MAX_CANDIDATES
 from peagle_trt_plugins.kernel_launches import num_entries
 from peagle_trt_plugins.kernel_variants import (
     ELEMENTS,
+    SELECT_TACTICS,
     KernelVariant,
     merge_best_variant,
     merge_candidates_variant,
     parallel_draft_variant,
+    plugin_cut,
+    row_warps,
     select_blocks_variant,
     select_cut,
 )
@@ -60,13 +64,25 @@ def find_architecture(major: int, minor: int) -> Architecture | None:
 
 
 def kernel_variants(hidden_size: int = 2880, *, draft_vocabulary: int = 201_088) -> tuple[KernelVariant, ...]:
-    """Every kernel in every type, for a drafter's sizes; those of gpt-oss unless told otherwise."""
+    """Every kernel in every type, for a drafter's sizes, those of gpt-oss unless told otherwise; and what the TensorRT
+    plugins may choose besides, in bfloat16 and with as many candidates as they give.
+    """
+    warps = 2 * row_warps(hidden_size)
     parallel = [parallel_draft_variant(hidden_size, element) for element in ELEMENTS]
+    parallel.append(parallel_draft_variant(hidden_size, "bf16", num_warps=warps))
     cuts = {(element, select_cut(samples, element)): None for element in ELEMENTS for samples in (16, 64)}
     select = [
         select_blocks_variant(hidden_size, element, candidates=candidates, cut=cut)
         for element, cut in cuts
         for candidates in (1, 8)
     ]
-    best, eight = (num_entries(draft_vocabulary, candidates, select_cut(16, "bf16")) for candidates in (1, 8))
-    return (*parallel, *select, merge_best_variant(best), merge_candidates_variant(eight, 8))
+    select += [
+        select_blocks_variant(hidden_size, "bf16", candidates=MAX_CANDIDATES, cut=plugin_cut(tactic, "bf16"))
+        for tactic in SELECT_TACTICS
+    ]
+    cut = select_cut(16, "bf16")
+    merges = [
+        merge_candidates_variant(num_entries(draft_vocabulary, candidates, cut), candidates)
+        for candidates in (MAX_CANDIDATES, 8)
+    ]
+    return (*parallel, *select, merge_best_variant(num_entries(draft_vocabulary, 1, cut)), *merges)

@@ -112,7 +112,7 @@ def parallel_draft_variant(
     floats = ("fused_hidden", "fused_mask_hidden", "embedding_norm_weight", "hidden_norm_weight")
     return KernelVariant(
         kernel="parallel_draft_kernel",
-        label=f"{_both(element, table_element)}, hidden {hidden_size}",
+        label=f"{_both(element, table_element)}, hidden {hidden_size}, {num_warps or row_warps(hidden_size)} warps",
         pointers=dict.fromkeys(integers, "i32")
         | dict.fromkeys((*floats, "layer_input", "residual"), element)
         | {"embedding": table_element or element},

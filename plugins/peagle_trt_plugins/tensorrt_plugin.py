@@ -1,8 +1,7 @@
 """Registers the kernels as TensorRT plugins whose PTX travels inside the engine: no Python is needed to run one.
 
 `register_tensorrt_plugins` comes before the ONNX parser; the parser then takes `peagle::ParallelDraft`, and of
-`SelectDraft` and `SelectDraftTopK` the stages inside (onnx_select_stages.py), instead of their function bodies. Never
-register in a process that uses TensorRT-RTX, which has no plugins.
+`SelectDraft` and `SelectDraftTopK` the stages inside (onnx_select_stages.py), instead of their function bodies.
 
 What TensorRT is given: PTX of the oldest version that knows the GPU, without Triton's hidden parameters; grids and
 32-bit integers as expressions of dimensions; everything else baked in. What to know when running such an engine:

@@ -56,6 +56,12 @@ class Bindings:
         self._process.stdin.flush()
         return pickle.load(self._process.stdout)
 
+    def require(self, function: str, *arguments: Any) -> Any:
+        """As `ask`, of what must not raise."""
+        answer = self.ask(function, *arguments)
+        assert not isinstance(answer, str), answer
+        return answer
+
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()

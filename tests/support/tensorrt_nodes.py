@@ -7,6 +7,7 @@ import numpy as np
 from peagle_trt_plugins import contract, contract_select_stages
 from peagle_trt_plugins.ports import VERSION, Port
 from tests.support.plugin_cases import Arrays, DraftCase, SelectCase
+from tests.support.tensorrt_bindings import Bindings
 from tests.support.tensorrt_worker import Node
 
 TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32", "int64": "INT64"}
@@ -50,3 +51,12 @@ def merge_node(case: SelectCase, values: np.ndarray, ids: np.ndarray) -> tuple[N
         ports = stages.BEST_INPUTS
         node = node_for(stages.BEST_NAME, ports, arrays)
     return node, [arrays[port.name] for port in ports]
+
+
+def run_as_tensorrt(bindings: Bindings, case: DraftCase | SelectCase, tactic: int) -> list[np.ndarray]:
+    """What a case's kernels give, launched as TensorRT would under the first, second, ... tactic it may choose."""
+    arrays = list(case.inputs().values())
+    if isinstance(case, DraftCase):
+        return bindings.require("execute", draft_node(case), arrays, tactic)
+    values, ids = bindings.require("execute", blocks_node(case), arrays[:3], tactic)
+    return bindings.require("execute", *merge_node(case, values, ids), 0)

@@ -165,6 +165,12 @@ def describe(node: Node) -> tuple[list[str], list[list[tuple[int, ...]]]]:
     return [each.name for each in types], [evaluate(shapes, opened) for opened in node.opened]
 
 
+def constant_outputs(node: Node) -> list[list[int | None]]:
+    """Sizes of the outputs that the next node would find to be numbers."""
+    _, shapes = infer(create(node), node)
+    return [[size.get_constant_value() if size.is_constant() else None for size in shape] for shape in shapes]
+
+
 def register_as_a_stranger() -> None:
     """Register as another copy of the package would, which knows nothing of the first."""
     from peagle_trt_plugins import tensorrt_plugin
@@ -177,8 +183,8 @@ def register_as_a_stranger() -> None:
         tensorrt_plugin._registered.update(present)
 
 
-def execute(node: Node, arrays: list[np.ndarray], tactic: int) -> list[np.ndarray]:
-    """Run a node's kernel in Triton's interpreter, launched as TensorRT would launch it."""
+def execute(node: Node, arrays: list[np.ndarray], choice: int) -> list[np.ndarray]:
+    """Run a node's kernel in Triton's interpreter, launched as TensorRT would under one of its tactics."""
     import torch
 
     from peagle_trt_plugins import triton_kernels
@@ -187,8 +193,8 @@ def execute(node: Node, arrays: list[np.ndarray], tactic: int) -> list[np.ndarra
     compile_nothing()
     plugin = create(node)
     types, shapes = infer(plugin, node)
-    assert tactic in (tune(plugin, node, types) or [0])
-    found = launch(plugin, node, types, tactic)
+    tactics = tune(plugin, node, types) or [0]
+    found = launch(plugin, node, types, tactics[choice])
     numbers, variant = found["evaluated"][0], VARIANTS[int(found["code"].split(b"//")[1])]
     # Whatever a kernel fails to write must be seen.
     outputs = [
@@ -206,15 +212,44 @@ def execute(node: Node, arrays: list[np.ndarray], tactic: int) -> list[np.ndarra
     return [to_numpy(output) for output in outputs]
 
 
+def check_as_on_a_gpu() -> list[dict[str, Any]]:
+    """What scripts/gpu_check says of the plugins, with the interpreter in the driver's place."""
+    from peagle_trt_plugins import kernel_build, triton_kernels
+    from scripts import gpu_check, plugin_ptx
+
+    class InterpretingDriver:
+        loaded: dict[str, Any]
+
+        def __init__(self) -> None:
+            self.loaded = {}
+
+        def load(self, ptx: str, name: str) -> int:
+            return int(ptx.split("//")[1])
+
+    def run(plugin: Any, driver: Any, inputs: Any) -> Any:
+        variant = VARIANTS[plugin.function]
+        assert plugin.threads == 32 * variant.num_warps
+        kernel = getattr(triton_kernels, variant.kernel)
+        kernel[plugin.launch.grid](*inputs, *plugin.launch.scalars, *plugin.outputs, **variant.constants)
+        return plugin.outputs
+
+    kernel_build.write_plugin_ptx = note_variant
+    plugin_ptx.PreparedPlugin.run = run
+    gpu_check.PLUGIN_SHAPES, gpu_check.TOLERANCES = ((2, 3, 24),), {"float32": 4e-6}
+    gpu_check.COMPARED_IDS = 100
+    return list(gpu_check.compare_plugins((10, 0), "cpu", InterpretingDriver()))
+
+
 def compile_nothing() -> None:
     """The interpreter rules compiling out: what TensorRT stores is then the variant's number, behind an entry."""
     from peagle_trt_plugins import tensorrt_plugin
 
-    def note(variant: Any, architecture: Any) -> tuple[str, int]:
-        VARIANTS.append(variant)
-        return f".version 8.7\n.visible .entry {variant.kernel}(\n)\n//{len(VARIANTS) - 1}", 0
+    tensorrt_plugin.write_plugin_ptx = note_variant
 
-    tensorrt_plugin.write_plugin_ptx = note
+
+def note_variant(variant: Any, architecture: Any) -> tuple[str, int]:
+    VARIANTS.append(variant)
+    return f".version 8.7\n.visible .entry {variant.kernel}(\n)\n//{len(VARIANTS) - 1}", 0
 
 
 def create(node: Node) -> Any:

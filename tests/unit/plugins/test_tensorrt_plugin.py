@@ -18,58 +18,32 @@ from peagle_trt_plugins.ptx import kernel_name, kernel_parameters, ptx_version
 from tests.support.capabilities import needs, needs_program
 from tests.support.plugin_cases import DRAFT_CASES, SELECT_CASES, DraftCase, SelectCase, assert_agrees
 from tests.support.tensorrt_bindings import Bindings
-from tests.support.tensorrt_nodes import TYPES, blocks_node, draft_node, merge_node
+from tests.support.tensorrt_nodes import TYPES, blocks_node, draft_node, merge_node, run_as_tensorrt
 from tests.support.tensorrt_worker import Node
 
 bindings_needed = [needs("kernels"), needs("bindings"), needs_program("gcc")]
 B200 = 1
 # The interpreter's product of two bfloat16 matrices is garbage (Triton 3.9).
 NUMBERED = [case for case in SELECT_CASES if case.dtype != "bfloat16"]
-EVERY_TACTIC = [*itertools.product(NUMBERED, (16, 32, 64))]
+EVERY_TACTIC = [*itertools.product(NUMBERED, range(3))]
 SMALL = SelectCase(batch=2, slots=3, hidden=48, vocabulary=600, candidates=4)
 
 
-class Asked:
-    """Bindings whose answers that are errors fail the test."""
-
-    def __init__(self, bindings: Bindings) -> None:
-        self.bindings = bindings
-
-    def __call__(self, function: str, *arguments: Any) -> Any:
-        answer = self.bindings.ask(function, *arguments)
-        assert not isinstance(answer, str), answer
-        return answer
-
-
 @pytest.fixture(scope="module")
-def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bindings]:
     yield from start(tmp_path_factory, interprets=False)
 
 
 @pytest.fixture(scope="module")
-def interpreting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def interpreting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bindings]:
     yield from start(tmp_path_factory, interprets=True)
 
 
-def start(factory: pytest.TempPathFactory, *, interprets: bool) -> Iterator[Asked]:
+def start(factory: pytest.TempPathFactory, *, interprets: bool) -> Iterator[Bindings]:
     bindings = Bindings(factory.mktemp("bindings"), interprets=interprets)
-    asked = Asked(bindings)
-    asked("register", B200)
-    yield asked
+    bindings.require("register", B200)
+    yield bindings
     bindings.close()
-
-
-def run_draft(asked: Asked, case: DraftCase, tactic: int) -> None:
-    assert_agrees(case, asked("execute", draft_node(case), list(case.inputs().values()), tactic))
-
-
-def run_select(asked: Asked, case: SelectCase, tactic: int) -> None:
-    values, ids = asked("execute", blocks_node(case), list(case.inputs().values())[:3], tactic)
-    assert_agrees(case, asked("execute", *merge_node(case, values, ids), 0))
-
-
-def draft_tactic(case: DraftCase) -> int:
-    return 1 if case.hidden <= 512 else 4 if case.hidden <= 2048 else 8
 
 
 def nodes() -> list[Node]:
@@ -82,52 +56,56 @@ def nodes() -> list[Node]:
 class TestDescription:
     pytestmark = bindings_needed
 
-    def test_registering_twice_does_nothing(self, compiling: Asked) -> None:
+    def test_registering_twice_does_nothing(self, compiling: Bindings) -> None:
         names = ["ParallelDraft", "SelectBlocks", "MergeBest", "MergeCandidates"]
-        assert compiling("register", B200) == [(name, "1", "peagle") for name in names]
+        assert compiling.require("register", B200) == [(name, "1", "peagle") for name in names]
 
-    def test_another_gpu_is_refused_by_both_names(self, compiling: Asked) -> None:
-        answer = compiling.bindings.ask("register", B200 + 1)
+    def test_another_gpu_is_refused_by_both_names(self, compiling: Bindings) -> None:
+        answer = compiling.ask("register", B200 + 1)
         assert "version 1 are registered for sm_100a; found sm_103a" in answer
 
-    def test_a_name_that_is_taken_is_refused(self, compiling: Asked) -> None:
-        answer = compiling.bindings.ask("register_as_a_stranger")
+    def test_a_name_that_is_taken_is_refused(self, compiling: Bindings) -> None:
+        answer = compiling.ask("register_as_a_stranger")
         assert "peagle::ParallelDraft of version 1 cannot be registered" in answer
 
     @pytest.mark.parametrize("case", DRAFT_CASES, ids=str)
-    def test_parallel_draft_is_described_as_the_contract_says(self, compiling: Asked, case: DraftCase) -> None:
-        types, shapes = compiling("describe", draft_node(case))
+    def test_parallel_draft_is_described_as_the_contract_says(self, compiling: Bindings, case: DraftCase) -> None:
+        types, shapes = compiling.require("describe", draft_node(case))
         assert types == [TYPES[case.dtype], TYPES[case.dtype], "INT32", "INT32"]
         assert shapes == [[output.shape for output in case.expected()]]
 
     @pytest.mark.parametrize("case", SELECT_CASES, ids=str)
-    def test_the_stages_are_described_as_the_contract_says(self, compiling: Asked, case: SelectCase) -> None:
-        types, shapes = compiling("describe", blocks_node(case))
+    def test_the_stages_are_described_as_the_contract_says(self, compiling: Bindings, case: SelectCase) -> None:
+        types, shapes = compiling.require("describe", blocks_node(case))
         ids_per_block = 64 if case.table_dtype or case.dtype == "float32" else 128
         entries = -(-case.vocabulary // ids_per_block) * (case.candidates or 1)
         assert (types, shapes) == (["FLOAT", "INT32"], [[(case.batch, case.slots, entries)] * 2])
         values, ids = np.zeros(shapes[0][0], np.float32), np.zeros(shapes[0][1], np.int32)
-        types, shapes = compiling("describe", merge_node(case, values, ids)[0])
+        types, shapes = compiling.require("describe", merge_node(case, values, ids)[0])
         assert types == [TYPES[output.dtype.name] for output in case.expected()]
         assert shapes == [[output.shape for output in case.expected()]]
 
-    def test_a_refusal_reaches_whoever_builds(self, compiling: Asked) -> None:
+    def test_what_the_next_stage_bakes_in_is_a_number(self, compiling: Bindings) -> None:
+        # 600 ids in blocks of 64, 4 candidates of each; TensorRT does not promise to add constants up.
+        assert compiling.require("constant_outputs", blocks_node(SMALL)) == [[None, None, 40]] * 2
+
+    def test_a_refusal_reaches_whoever_builds(self, compiling: Bindings) -> None:
         wrong = replace(blocks_node(SMALL), attributes={"candidates": 4, "contract_version": 2})
-        assert "keeps version 2 of the contract; the plugins keep 1" in compiling.bindings.ask("describe", wrong)
+        assert "keeps version 2 of the contract; the plugins keep 1" in compiling.ask("describe", wrong)
 
-    def test_an_attribute_left_out_is_named(self, compiling: Asked) -> None:
+    def test_an_attribute_left_out_is_named(self, compiling: Bindings) -> None:
         wrong = replace(blocks_node(SMALL), attributes={"contract_version": 1})
-        assert "without ['candidates']" in compiling.bindings.ask("describe", wrong)
+        assert "without ['candidates']" in compiling.ask("describe", wrong)
 
-    def test_a_wrong_type_is_named(self, compiling: Asked) -> None:
+    def test_a_wrong_type_is_named(self, compiling: Bindings) -> None:
         wrong = replace(blocks_node(SMALL), types=["FLOAT", "INT64", "FLOAT"])
-        assert "type of `sample_rows` is i64; expected i32" in compiling.bindings.ask("describe", wrong)
+        assert "type of `sample_rows` is i64; expected i32" in compiling.ask("describe", wrong)
 
 
 class TestLaunch:
     pytestmark = bindings_needed
 
-    def test_a_draft_launches_a_program_for_each_row_at_any_k_and_batch(self, interpreting: Asked) -> None:
+    def test_a_draft_launches_a_program_for_each_row_at_any_k_and_batch(self, interpreting: Bindings) -> None:
         opened = [{"B": b, "R": k + 1, "K": k} for k in range(1, 17) for b in (1, 2, 5, 64)]
         launches = self.launches(interpreting, replace(nodes()[0], opened=opened))
         for tactic, sizes, found in launches:
@@ -135,7 +113,7 @@ class TestLaunch:
             assert (found["grid_y"], found["grid_z"], found["block_x"]) == (1, 1, 32 * tactic)
             assert found["integers"] == [sizes["R"], sizes["K"]]
 
-    def test_blocks_are_launched_for_every_sample_and_id(self, interpreting: Asked) -> None:
+    def test_blocks_are_launched_for_every_sample_and_id(self, interpreting: Bindings) -> None:
         opened = [{"B": b, "W": 2 * k, "K": k} for k in range(1, 17) for b in (1, 3, 8, 64)]
         launches = self.launches(interpreting, replace(blocks_node(SMALL), opened=opened))
         assert {tactic for tactic, _, _ in launches} == {16, 32, 64}
@@ -144,7 +122,7 @@ class TestLaunch:
             assert (found["grid_x"], found["grid_y"]) == (-(-samples // tactic), 10)
             assert found["integers"] == [samples, sizes["K"], sizes["W"], 600]
 
-    def test_merges_are_launched_for_every_sample(self, interpreting: Asked) -> None:
+    def test_merges_are_launched_for_every_sample(self, interpreting: Bindings) -> None:
         opened = [{"B": b, "K": k} for k in range(1, 17) for b in (1, 8, 64)]
         for node, more in zip(nodes()[2:], ([], ["K"]), strict=True):
             for _, sizes, found in self.launches(interpreting, replace(node, opened=opened)):
@@ -152,9 +130,9 @@ class TestLaunch:
                 assert found["integers"] == [40, *(sizes[letter] for letter in more)]
 
     @staticmethod
-    def launches(asked: Asked, node: Node) -> list[tuple[int, dict[str, int], dict[str, Any]]]:
-        asked("compile_nothing")
-        built = asked("build", node)
+    def launches(asked: Bindings, node: Node) -> list[tuple[int, dict[str, int], dict[str, Any]]]:
+        asked.require("compile_nothing")
+        built = asked.require("build", node)
         return [
             (tactic, sizes, found)
             for tactic, launch in built["launches"].items()
@@ -166,8 +144,8 @@ class TestCode:
     pytestmark = bindings_needed
 
     @pytest.mark.parametrize("node", nodes(), ids=lambda node: node.plugin)
-    def test_a_kernel_takes_what_tensorrt_hands_over(self, compiling: Asked, node: Node) -> None:
-        built = compiling("build", node)
+    def test_a_kernel_takes_what_tensorrt_hands_over(self, compiling: Bindings, node: Node) -> None:
+        built = compiling.require("build", node)
         for launch in built["launches"].values():
             ptx, found = launch["code"].decode(), launch["evaluated"][0]
             kinds = ["u64"] * len(node.types) + ["u32"] * len(found["integers"]) + ["u64"] * len(built["types"])
@@ -178,31 +156,38 @@ class TestCode:
             assert re.findall(r"\.reqntid (\d+)", ptx) == [str(found["block_x"])]
             assert found["shared_mem"] <= 48 << 10
 
-    def test_the_second_time_nothing_is_compiled(self, compiling: Asked) -> None:
-        assert compiling("build", nodes()[2]) == compiling("build", nodes()[2])
+    def test_the_second_time_nothing_is_compiled(self, compiling: Bindings) -> None:
+        assert compiling.require("build", nodes()[2]) == compiling.require("build", nodes()[2])
 
 
 class TestNumbers:
     pytestmark = bindings_needed
 
     @pytest.mark.parametrize("case", DRAFT_CASES[::6], ids=str)
-    def test_what_is_launched_equals_the_reference(self, interpreting: Asked, case: DraftCase) -> None:
-        run_draft(interpreting, case, draft_tactic(case))
+    def test_what_is_launched_equals_the_reference(self, interpreting: Bindings, case: DraftCase) -> None:
+        assert_agrees(case, run_as_tensorrt(interpreting, case, 0))
 
-    @pytest.mark.parametrize(("case", "tactic"), EVERY_TACTIC[::7], ids=str)
-    def test_both_stages_launched_equal_the_reference(self, interpreting: Asked, case: SelectCase, tactic: int) -> None:
-        run_select(interpreting, case, tactic)
+    @pytest.mark.parametrize(("case", "tactic"), EVERY_TACTIC[::10], ids=str)
+    def test_both_stages_launched_equal_the_reference(
+        self, interpreting: Bindings, case: SelectCase, tactic: int
+    ) -> None:
+        assert_agrees(case, run_as_tensorrt(interpreting, case, tactic))
+
+    def test_gpu_check_finds_the_plugins_equal(self, interpreting: Bindings) -> None:
+        entries = interpreting.require("check_as_on_a_gpu")
+        assert len(entries) == 2 + 3 * 2
+        assert [entry for entry in entries if not entry["is_equal"]] == []
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("tactic", [1, 2], ids=["few warps", "many warps"])
+    @pytest.mark.parametrize("tactic", [0, 1], ids=["first tactic", "second tactic"])
     @pytest.mark.parametrize("case", DRAFT_CASES, ids=str)
-    def test_every_draft_equals_the_reference(self, interpreting: Asked, case: DraftCase, tactic: int) -> None:
-        run_draft(interpreting, case, tactic * draft_tactic(case))
+    def test_every_draft_equals_the_reference(self, interpreting: Bindings, case: DraftCase, tactic: int) -> None:
+        assert_agrees(case, run_as_tensorrt(interpreting, case, tactic))
 
     @pytest.mark.slow
     @pytest.mark.parametrize(("case", "tactic"), EVERY_TACTIC, ids=str)
-    def test_every_choice_equals_the_reference(self, interpreting: Asked, case: SelectCase, tactic: int) -> None:
-        run_select(interpreting, case, tactic)
+    def test_every_choice_equals_the_reference(self, interpreting: Bindings, case: SelectCase, tactic: int) -> None:
+        assert_agrees(case, run_as_tensorrt(interpreting, case, tactic))
 
 
 def test_without_tensorrt_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
