@@ -50,8 +50,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         max_draft_logit_error: Largest absolute error over all logits of the drafter; over the probabilities of its
             candidates, which are off by half of that at most, from an engine that gives no logits.
         num_drafts_compared: Drafted tokens that were compared one by one.
-        logit_tolerance: Limit of both logit errors.
-        hidden_tolerance: Limit of the hidden error.
+        logit_tolerance: Limit of both logit errors, or None for none.
+        hidden_tolerance: Limit of the hidden error, or None for none.
         seed: Seed of the prompt.
         subject: What was run.
     """
@@ -60,18 +60,22 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     max_hidden_error: float
     max_draft_logit_error: float
     num_drafts_compared: int
-    logit_tolerance: float
-    hidden_tolerance: float
+    logit_tolerance: float | None
+    hidden_tolerance: float | None
     seed: int
     subject: str = THE_ENGINE
 
     def summary(self) -> str:
         """One line for people."""
-        return (
-            f"verified: logits within {max(self.max_logit_error, self.max_draft_logit_error):.1e} "
-            f"(limit {self.logit_tolerance:.0e}), {self.num_drafts_compared} drafted tokens equal"
-            + ("" if self.subject == THE_ENGINE else f"; this was {self.subject}")
-        )
+        error = max(self.max_logit_error, self.max_draft_logit_error)
+        if self.logit_tolerance is None:
+            found = f"measured, not judged: logits stray {error:.1e} from those of the unrounded model"
+        else:
+            found = (
+                f"verified: logits within {error:.1e} (limit {self.logit_tolerance:.0e}), "
+                f"{self.num_drafts_compared} drafted tokens equal"
+            )
+        return found + ("" if self.subject == THE_ENGINE else f"; this was {self.subject}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -278,11 +282,15 @@ def _conclude(findings: _Findings, subject: Subject, seed: int) -> Outcome:
         max_hidden_error=findings.hidden,
         max_draft_logit_error=findings.draft_logit,
         num_drafts_compared=findings.num_drafts,
-        logit_tolerance=subject.tolerance.logits,
-        hidden_tolerance=subject.tolerance.hidden,
+        logit_tolerance=_finite(subject.tolerance.logits),
+        hidden_tolerance=_finite(subject.tolerance.hidden),
         seed=seed,
         subject=subject.description,
     )
+
+
+def _finite(limit: float) -> float | None:
+    return limit if math.isfinite(limit) else None
 
 
 def _largest(errors: NDArray[np.float64]) -> float:

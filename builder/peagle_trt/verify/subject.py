@@ -60,4 +60,6 @@ def open_subject(build_path: Path, manifest: EngineManifest, machine: Machine | 
 def _engine_tolerance(manifest: EngineManifest) -> Tolerance:
     if manifest.backend not in COMPILING_BACKENDS:
         return TOLERANCES[manifest.precision]
-    return ELEMENT_TOLERANCES.get(find_recipe(manifest.precision).compute_element, TOLERANCES[manifest.precision])
+    recipe = TOLERANCES[manifest.precision]
+    element = ELEMENT_TOLERANCES.get(find_recipe(manifest.precision).compute_element, recipe)
+    return max(recipe, element, key=lambda tolerance: tolerance.logits)
