@@ -20,9 +20,9 @@ from peagle_trt.errors import MachineError, PeagleError, UsageError
 from peagle_trt.machine import Gpu, Machine, probe_machine
 from peagle_trt.spec import EngineManifest
 from tests.support.fake_cuda import FakeCuda
-from tests.support.fake_tensorrt import fake_tensorrt, write_plan
+from tests.support.fake_tensorrt import FakeContext, fake_tensorrt, write_plan
 from tests.support.generations import generate_all, make_requests
-from tests.support.gpu_builds import VERSION, make_gpu_build, open_fake_engine
+from tests.support.gpu_builds import VERSION, make_gpu_build, open_fake_engine, with_plugins
 
 LENGTHS = (1, 17, 18, 200, 3, 40, 5, 90, 16)
 
@@ -56,6 +56,12 @@ def test_whole_generations_equal_the_cpu_engine(
     assert cuda.num_replays > cuda.num_captures
 
 
+def test_steps_of_a_single_answer_are_captured(engine: BatchedEngine, cuda: FakeCuda) -> None:
+    generate_all(engine, make_requests(engine, (30,), max_tokens=60))
+    assert cuda.num_captures == 2
+    assert cuda.num_replays > 4
+
+
 def test_a_context_that_cannot_be_captured_is_launched(
     loaded: LoadedBuild, gpu_build: tuple[Path, EngineManifest], cuda: FakeCuda
 ) -> None:
@@ -63,6 +69,26 @@ def test_a_context_that_cannot_be_captured_is_launched(
     requests = make_requests(engine, LENGTHS[:3])
     assert generate_all(engine, requests) == generate_all(loaded.engine, requests)
     assert cuda.num_captures == 0
+    engine.close()
+
+
+def test_an_engine_with_plugins_has_a_context_for_every_shape_of_a_step(
+    loaded: LoadedBuild, gpu_build: tuple[Path, EngineManifest], cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: dict[int, set[tuple[str, tuple[int, ...]]]] = {}
+    plain = FakeContext.set_input_shape
+
+    def remember(context: FakeContext, name: str, shape: tuple[int, ...]) -> bool:
+        shapes.setdefault(id(context), set()).add((name, shape))
+        return plain(context, name, shape)
+
+    monkeypatch.setattr(FakeContext, "set_input_shape", remember)
+    engine = open_fake_engine(gpu_build[0], with_plugins(gpu_build[1]), cuda)
+    requests = make_requests(engine, LENGTHS[3:6])
+    assert generate_all(engine, requests) == generate_all(loaded.engine, requests)
+    changed = [each for each in shapes.values() if len(dict(each)) < len(each)]
+    # Those that read prompts, of the target and of the drafter, are alone in changing.
+    assert len(changed) == 2 < len(shapes)
     engine.close()
 
 
@@ -124,7 +150,10 @@ def test_a_pass_that_no_profile_takes_names_both_sides(gpu_build: tuple[Path, En
     folder, manifest = gpu_build
     wider = msgspec.structs.replace(manifest.shapes, draft_tokens=16, max_batch_size=16)
     engine = open_fake_engine(folder, msgspec.structs.replace(manifest, shapes=wider), cuda)
-    with pytest.raises(UsageError, match=r"B 16, S 17, L 1 fits no profile of `engine/target.plan`.*B 2\.\.8, S 1"):
+    with pytest.raises(
+        UsageError,
+        match=r"B 16, S 17, L 1 fits no profile of `engine/target.plan`, which takes step.b1: B 1\.\.1.*B 2\.\.8, S 1",
+    ):
         engine.run_target([rows(0, 6), rows(15, 6)])
 
 

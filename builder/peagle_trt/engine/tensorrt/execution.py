@@ -1,4 +1,8 @@
-"""One compiled engine on the device: a context for every profile, and captured launches of the shapes that recur."""
+"""One compiled engine on the device: a context for every profile, and captured launches of the shapes that recur.
+
+An engine with plugins has a context for every shape of a step: TensorRT 11.1 and 11.2 lose memory on the device
+whenever a context with Python plugins changes its shapes. Source: github.com/NVIDIA/TensorRT/issues/4849.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ MAX_CAPTURES = 64
 """Launches that are kept captured; each takes a few hundred kilobytes on the device."""
 
 Shapes = Mapping[str, tuple[int, ...]]
+_Sizes = tuple[tuple[str, int], ...]
 _Key = tuple[int, tuple[tuple[str, tuple[int, ...]], ...], tuple[tuple[str, int], ...]]
 
 
@@ -43,7 +48,7 @@ class LoadedEngine:
         self._record = record
         self._log = MessageLog(library, needs_gpu=True)
         self._engine = self._deserialize(plan_path)
-        self._contexts: dict[int, Any] = {}
+        self._contexts: dict[tuple[int, _Sizes], Any] = {}
         self._scratch = (0, 0)
         self._seen: set[_Key] = set()
         self._captures: OrderedDict[_Key, int] = OrderedDict()
@@ -81,15 +86,16 @@ class LoadedEngine:
             self._captures.move_to_end(key)
             self._device.replay(self._captures[key])
             return
-        context = self._context(profile)
+        context = self._context(profile, self._own_sizes(profile, sizes))
         self._bind(context, shapes, addresses)
         self._launch(context)
         self._consider_capture(context, key)
 
     def prepare(self) -> None:
-        """Make the context of every profile."""
+        """Make the context of every profile whose shapes share one."""
         for index in range(len(self._record.profiles)):
-            self._context(index)
+            if self._shares_context(index):
+                self._context(index, ())
 
     def close(self) -> None:
         """Give captures and contexts back."""
@@ -139,8 +145,15 @@ class LoadedEngine:
             hint="build again with the K and the batch size that are asked for",
         )
 
-    def _context(self, profile: int) -> Any:
-        if profile not in self._contexts:
+    def _shares_context(self, profile: int) -> bool:
+        return not self._record.plugin_version or self._record.profiles[profile].name == PROMPT
+
+    def _own_sizes(self, profile: int, sizes: Mapping[str, int]) -> _Sizes:
+        """The sizes that a context of their own serves; none where all of a profile share one."""
+        return () if self._shares_context(profile) else tuple(sorted(sizes.items()))
+
+    def _context(self, profile: int, sizes: _Sizes) -> Any:
+        if (profile, sizes) not in self._contexts:
             strategy = self._library.module.ExecutionContextAllocationStrategy.USER_MANAGED
             context = self._engine.create_execution_context(strategy)
             if context is None or not context.set_optimization_profile_async(profile, self._device.stream):
@@ -148,8 +161,8 @@ class LoadedEngine:
             context.set_device_memory(*self._scratch)
             self._device.wait()
             self._log.require_clean(f"prepare `{self._record.path}`")
-            self._contexts[profile] = context
-        return self._contexts[profile]
+            self._contexts[profile, sizes] = context
+        return self._contexts[profile, sizes]
 
     def _bind(self, context: Any, shapes: Shapes, addresses: Mapping[str, int]) -> None:
         for name, shape in shapes.items():

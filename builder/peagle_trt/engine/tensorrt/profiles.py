@@ -32,12 +32,15 @@ def drafter_profiles(shapes: GraphShapes) -> tuple[EngineProfile, ...]:
 def _profiles(
     prompt: dict[str, tuple[int, int, int]], step: dict[str, tuple[int, int, int]], max_batch_size: int
 ) -> tuple[EngineProfile, ...]:
-    """A single answer has a profile of its own: kernels that are best for many are not for one."""
-    found = [EngineProfile(name=PROMPT, dims=prompt), EngineProfile(name="step.b1", dims={"B": (1, 1, 1), **step})]
+    """Steps first, since the first profile that holds a pass takes it and a prompt's holds a single answer's step.
+
+    A single answer has a profile of its own: kernels that are best for many are not for one.
+    """
+    found = [EngineProfile(name="step.b1", dims={"B": (1, 1, 1), **step})]
     if max_batch_size > 1:
         batch = (2, max_batch_size, max_batch_size)
         found.append(EngineProfile(name=f"step.b{max_batch_size}", dims={"B": batch, **step}))
-    return tuple(found)
+    return (*found, EngineProfile(name=PROMPT, dims=prompt))
 
 
 def _up_to(size: int) -> tuple[int, int, int]:
