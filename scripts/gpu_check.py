@@ -1,4 +1,4 @@
-"""Runs the Triton kernels on a GPU: are they equal to plain torch, and how fast beside a plain copy?
+"""Runs the Triton kernels and the TensorRT plugins on a GPU: equal to plain torch, and how fast beside a plain copy?
 
 Exit codes: 0 equal everywhere, 1 not, 2 wrong use, 3 this machine lacks a GPU, torch or Triton.
 """
@@ -13,10 +13,17 @@ import itertools
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+# Run as a script, this folder is on the path; imported by a test, the folder above is.
+if __package__:
+    from scripts import plugin_ptx
+else:
+    import plugin_ptx
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +34,9 @@ TOLERANCES = {"float32": 4e-6, "float16": 2**-10, "bfloat16": 2**-7}
 COPY_BYTES = 1 << 30
 # B, K and H that are compared.
 SHAPES = ((1, 1, 577), (3, 5, 2880), (64, 7, 2880), (2, 16, 8192))
+# The plugins have more variants of a kernel to compile, at a second or two each.
+PLUGIN_SHAPES = SHAPES[:3]
+COMPARED_IDS = 1003
 Bench = Callable[[Callable[[], object]], float]
 """Seconds that a call takes."""
 
@@ -60,6 +70,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=2880, help="hidden size of the drafter; gpt-oss has 2880")
     parser.add_argument("--vocabulary", type=int, default=201_088, help="ids of the draft vocabulary")
     parser.add_argument("--dtype", choices=list(TOLERANCES), default="bfloat16", help="type that is timed")
+    parser.add_argument("--seconds", type=float, default=480, help="after which whatever is left is left out")
+    parser.add_argument("--copy-bytes", type=int, default=COPY_BYTES, help="that are copied to learn the bandwidth")
     parser.add_argument("--output", type=Path, help="also write the JSON here")
     return parser.parse_args(words)
 
@@ -84,22 +96,43 @@ def check(settings: argparse.Namespace) -> dict[str, Any]:
     from peagle_trt_plugins import triton_launch
 
     started = time.perf_counter()
-    equality = list(compare(triton_launch, "cuda"))
-    bandwidth = copy_bandwidth(_bench_in_graph, "cuda", COPY_BYTES)
-    timings = list(measure(triton_launch, settings, _bench_in_graph, "cuda", bandwidth))
     properties = torch.cuda.get_device_properties(0)
-    return {
-        "ok": all(entry["is_equal"] for entry in equality),
+    report: dict[str, Any] = {
         "gpu": properties.name,
         "compute_capability": f"{properties.major}.{properties.minor}",
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "equality": equality,
-        "copy_bytes_per_second": bandwidth,
-        "timings": timings,
-        "seconds": time.perf_counter() - started,
+        "errors": [],
     }
+    deadline = started + settings.seconds
+    collect(report, "equality", compare(triton_launch, "cuda"), deadline)
+    collect(report, "plugins", compare_plugins((properties.major, properties.minor), "cuda"), deadline)
+    collect(report, "timings", measure(triton_launch, settings, _bench_in_graph, "cuda"), deadline)
+    entries = report["equality"] + report["plugins"]
+    report["ok"] = not report["errors"] and all(entry["is_equal"] for entry in entries)
+    report["seconds"] = time.perf_counter() - started
+    return report
+
+
+def collect(report: dict[str, Any], section: str, entries: Iterator[dict[str, Any]], deadline: float) -> None:
+    """Add a section; what stops it is told beside what it found so far, for the card may not be there again.
+
+    Args:
+        report: Gains the section, and a line in `errors` if it is not whole.
+        section: Its name.
+        entries: What it holds.
+        deadline: When to stop, by `time.perf_counter`.
+    """
+    report[section] = []
+    try:
+        for entry in entries:
+            report[section].append(entry)
+            if time.perf_counter() > deadline:
+                raise TimeoutError("the time is over; see --seconds")
+    except Exception as error:
+        _say(traceback.format_exc())
+        report["errors"].append(f"{section}: {type(error).__name__}: {error}")
 
 
 def require_gpu() -> None:
@@ -128,7 +161,7 @@ def compare(forms: ModuleType, device: str) -> Iterator[dict[str, Any]]:
 
     for dtype in TOLERANCES:
         for batch, slots, hidden in SHAPES:
-            embedding, lm_head = make_tables(1003, hidden, dtype)
+            embedding, lm_head = make_tables(COMPARED_IDS, hidden, dtype)
             given = draft_inputs(batch, slots, embedding)
             settings = {"epsilon": EPSILON, "norm_before_residual": slots == 5}
             expected = torch_forms.parallel_draft(*given, **settings)
@@ -142,6 +175,48 @@ def compare(forms: ModuleType, device: str) -> Iterator[dict[str, Any]]:
             expected = torch_forms.select_draft_top_k(*selected, candidates=4)
             found = forms.select_draft_top_k(*(tensor.to(device) for tensor in selected), candidates=4)
             yield _entry("select_draft_top_k", batch, slots, hidden, dtype, expected, found)
+
+
+def compare_plugins(
+    capability: tuple[int, int], device: str, driver: plugin_ptx.Driver | None = None
+) -> Iterator[dict[str, Any]]:
+    """Each TensorRT plugin under each of its tactics, launched as TensorRT would, against plain torch on the CPU.
+
+    Raises:
+        MissingError: The plugins are not compiled for this kind of GPU.
+    """
+    from peagle_trt_plugins import torch_forms
+    from peagle_trt_plugins.kernel_targets import find_architecture
+    from peagle_trt_plugins.plugin_forms import FORMS
+
+    architecture = find_architecture(*capability)
+    if architecture is None:
+        raise MissingError(f"the plugins are not compiled for compute capability {capability}")
+    driver = driver or plugin_ptx.Driver()
+    draft = FORMS[0]
+    for dtype, (batch, slots, hidden), choice in itertools.product(TOLERANCES, PLUGIN_SHAPES, range(3)):
+        embedding, lm_head = make_tables(COMPARED_IDS, hidden, dtype)
+        if choice < 2:
+            given = draft_inputs(batch, slots, embedding)
+            expected = torch_forms.parallel_draft(*given, epsilon=EPSILON, norm_before_residual=True)
+            placed = [tensor.to(device) for tensor in given]
+            attributes = {"epsilon": EPSILON, "norm_before_residual": 1}
+            plugin = plugin_ptx.prepare(driver, architecture, draft, placed, attributes, choice)
+            found = plugin.run(driver, placed)
+            yield _entry(f"ParallelDraft, tactic {choice}", batch, slots, hidden, dtype, expected, found)
+        given = select_inputs(batch, slots, lm_head)
+        given.append(_floats(batch).abs() + 0.5)
+        for candidates in (0, 5):
+            used = given if candidates else given[:4]
+            placed, found = [tensor.to(device) for tensor in used], ()
+            for plugin, inputs in plugin_ptx.select(driver, architecture, placed, candidates, choice):
+                found = plugin.run(driver, inputs)
+            if candidates:
+                expected = torch_forms.select_draft_top_k(*used, candidates=candidates)
+            else:
+                expected = (torch_forms.select_draft(*used),)
+            name = f"SelectBlocks, tactic {choice}, and {'MergeCandidates' if candidates else 'MergeBest'}"
+            yield _entry(name, batch, slots, hidden, dtype, expected, found)
 
 
 def _entry(
@@ -166,7 +241,7 @@ def _entry(
         "slots": slots,
         "hidden": hidden,
         "largest_differences": differences,
-        # Not `<=`: a NaN must count as different.
+        # A NaN is not at most anything, and so counts as different.
         "is_equal": all(difference <= limit for difference, limit in zip(differences, limits, strict=True)),
     }
 
@@ -182,12 +257,12 @@ def copy_bandwidth(bench: Bench, device: str, num_bytes: int) -> float:
     return bandwidth
 
 
-def measure(
-    forms: ModuleType, settings: argparse.Namespace, bench: Bench, device: str, bandwidth: float
-) -> Iterator[dict[str, Any]]:
+def measure(forms: ModuleType, settings: argparse.Namespace, bench: Bench, device: str) -> Iterator[dict[str, Any]]:
     """Time of each kernel and of plain torch, and the time a copy of the same bytes would take."""
     from peagle_trt_plugins import torch_forms
 
+    bandwidth = copy_bandwidth(bench, device, settings.copy_bytes)
+    yield {"kernel": "copy", "bytes_per_second": bandwidth}
     tables = [table.to(device) for table in make_tables(settings.vocabulary, settings.hidden, settings.dtype)]
     for batch, slots in itertools.product(settings.batches, settings.slots):
         draft = [tensor.to(device) for tensor in draft_inputs(batch, slots, tables[0])]

@@ -16,7 +16,7 @@ from pathlib import Path
 PACKAGES = (
     "click", "gguf", "jinja2", "ml_dtypes", "msgspec", "numpy", "onnx", "onnxruntime", "tokenizers", "torch", "triton",
     "transformers", "safetensors", "tritonclient", "nvidia-pytriton", "tensorrt", "tensorrt-rtx-cu13", "tensorrt-llm",
-    "vllm",
+    "vllm", "tensorrt-cu13", "cuda-bindings",
 )  # fmt: skip
 _PROBE_SECONDS = 10
 
@@ -50,6 +50,7 @@ class Machine:
         python: Version of Python.
         packages: Version of every package of `PACKAGES` that is installed.
         gpus: GPUs the NVIDIA driver shows.
+        driver_cuda_version: CUDA version that the driver is made for, as 13010 for 13.1; None where nothing tells.
         triton_server: Path of a `tritonserver`, or None.
     """
 
@@ -61,6 +62,7 @@ class Machine:
     packages: dict[str, str]
     gpus: tuple[Gpu, ...]
     triton_server: Path | None
+    driver_cuda_version: int | None = None
 
 
 @functools.cache
@@ -75,6 +77,7 @@ def probe_machine() -> Machine:
         packages=_package_versions(),
         gpus=_find_gpus(),
         triton_server=find_triton_server(),
+        driver_cuda_version=_driver_cuda_version(),
     )
 
 
@@ -87,6 +90,16 @@ def find_triton_server() -> Path | None:
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         candidates += sorted(Path(folder).glob("tritonserver*/bin/tritonserver"))
     return next((path for path in candidates if path.is_file()), None)
+
+
+def _driver_cuda_version() -> int | None:
+    """Asked of the driver through NVIDIA's own bindings, which the TensorRT backends need anyway."""
+    try:
+        from cuda.bindings import runtime
+    except ImportError:
+        return None
+    status, version = runtime.cudaDriverGetVersion()
+    return int(version) if int(status) == 0 and version else None
 
 
 def _package_versions() -> dict[str, str]:
@@ -147,5 +160,7 @@ def find_problems(machine: Machine) -> tuple[str, ...]:
     if machine.triton_server is None:
         problems.append("no tritonserver: install `peagle-trt[serve]`, or use NVIDIA's container; `serve` needs one")
     if not machine.gpus:
-        problems.append("no NVIDIA GPU: only the CPU backend `onnxruntime` can run here")
+        problems.append(
+            "no NVIDIA GPU: only the CPU backend `onnxruntime` can run here; `tensorrt-rtx` compiles for others"
+        )
     return tuple(problems)

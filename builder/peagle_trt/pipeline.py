@@ -22,8 +22,9 @@ from peagle_trt.build_folder import (
 from peagle_trt.errors import CheckpointError, PlanError, UsageError, VerificationError
 from peagle_trt.files import require_free_space
 from peagle_trt.graph.attention import check_head_dims
+from peagle_trt.machine import probe_machine
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
-from peagle_trt.quant import AUTOMATIC, choose_recipe, find_recipe
+from peagle_trt.quant import AUTOMATIC, choose_recipe, require_recipe
 from peagle_trt.readers import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -73,7 +74,7 @@ def build(
         run.stage("graph", lambda: stages.write_graphs(spec, checkpoints, folder.path))
         manifest = msgspec.structs.replace(stages.describe(spec, checkpoints), graphs=stages.graph_roles(folder))
         with stages.EngineStages(folder.path, manifest) as engine:
-            run.stage("engine", engine.load)
+            run.stage("engine", lambda: engine.make(spec, report))
             run.stage("verify", lambda: engine.verify(checkpoints, report))
         if not run.stage("assemble", lambda: ()):
             return manifest
@@ -175,11 +176,37 @@ def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
     choices = [] if backend == spec.backend else [f"backend {backend}: {reason}"]
     precision = spec.precision
     if precision == AUTOMATIC:
-        precision, reason = choose_recipe(read_target(spec.target_path))
+        precision, reason = choose_recipe(read_target(spec.target_path), backend)
         choices.append(f"precision {precision}: {reason}")
-    find_recipe(precision)
-    resolved = replace(spec, backend=backend, precision=precision, output_path=resolve_output(spec.output_path))
+    require_recipe(precision, backend)
+    capabilities = _choose_capabilities(replace(spec, backend=backend, precision=precision), choices)
+    resolved = replace(
+        spec,
+        backend=backend,
+        precision=precision,
+        output_path=resolve_output(spec.output_path),
+        compute_capabilities=capabilities,
+    )
     return resolved, choices
+
+
+def _choose_capabilities(spec: BuildSpec, choices: list[str]) -> tuple[str, ...]:
+    """The GPUs to compile for; refuses what this machine or the compiler cannot do before anything long begins."""
+    from peagle_trt.engine.registry import COMPILING_BACKENDS
+
+    if spec.backend not in COMPILING_BACKENDS:
+        if spec.compute_capabilities:
+            raise PlanError(
+                f"--sm names GPUs to compile for, and backend `{spec.backend}` compiles for none",
+                hint=f"leave it out, or use --backend {' or '.join(COMPILING_BACKENDS)}",
+            )
+        return ()
+    from peagle_trt.engine.tensorrt.support import choose_capabilities
+
+    capabilities = choose_capabilities(spec.backend, spec.compute_capabilities, spec.precision, probe_machine())
+    if capabilities != spec.compute_capabilities:
+        choices.append(f"compiling for {', '.join(f'SM{each}' for each in capabilities)}")
+    return capabilities
 
 
 def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCheckpoint, report: Report) -> None:

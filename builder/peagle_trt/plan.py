@@ -29,7 +29,7 @@ _ROOMS = {
     "verify": ("peagle_trt.verify",),
     "assemble": (),
 }
-_LIBRARIES = {"graph": ("onnx",), "engine": ("onnxruntime",)}
+_LIBRARIES = {"graph": ("onnx",), "engine": ("onnxruntime",), "verify": ("onnxruntime",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def make_plan(spec: BuildSpec) -> Plan:
     steps: list[Step] = []
     digest = ""
     for stage in STAGES:
-        digest = _digest([digest, __version__, settings[stage], _rooms_digest(stage), _library_versions(stage)])
+        digest = _digest([digest, __version__, settings[stage], _rooms_digest(stage), _library_versions(stage, spec)])
         is_cached = finished.is_done(stage, digest)
         steps.append(Step(name=stage, inputs=digest, is_cached=is_cached))
     is_complete = finished.has_manifest and all(finished.is_published(step.name, step.inputs) for step in steps)
@@ -114,7 +114,7 @@ def _settings(spec: BuildSpec) -> dict[str, object]:
         "read": [spec.mask_token_id, *(_fingerprint(path) for path in paths)],
         "quantize": spec.precision,
         "graph": [spec.max_batch_size, spec.max_sequence_length, spec.backend],
-        "engine": spec.backend,
+        "engine": [spec.backend, *_compiler_settings(spec)],
         "verify": spec.draft_tokens,
         "assemble": [spec.name, spec.draft_tokens, spec.target_source, spec.drafter_source],
     }
@@ -135,8 +135,18 @@ def _rooms_digest(stage: str) -> str:
     return digest.hexdigest()
 
 
-def _library_versions(stage: str) -> list[str]:
-    return [metadata.version(name) for name in _LIBRARIES.get(stage, ())]
+def _compiler_settings(spec: BuildSpec) -> list[object]:
+    """What compiled engines depend on besides their graphs: K, for which they are tuned, and the GPUs."""
+    return [spec.draft_tokens, *spec.compute_capabilities] if spec.compute_capabilities else []
+
+
+def _library_versions(stage: str, spec: BuildSpec) -> list[str]:
+    versions = [metadata.version(name) for name in _LIBRARIES.get(stage, ())]
+    if stage == "engine" and spec.compute_capabilities:
+        from peagle_trt.engine.tensorrt.library import load_library
+
+        versions.append(load_library(spec.backend).version)
+    return versions
 
 
 def _digest(parts: list[object]) -> str:

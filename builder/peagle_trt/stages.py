@@ -15,20 +15,18 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.files import write_text
 from peagle_trt.quant import (
     StoredWeights,
-    is_in_place,
+    find_recipe,
     open_stored,
+    plan_storage,
     store_drafter,
     store_target,
 )
 from peagle_trt.quant.in_place import bytes_to_copy, shards
-from peagle_trt.quant.layout import StoredTensor, drafter_layout, target_layout
+from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.store import (
-    drafter_additions,
-    drafter_references,
     largest_bytes,
     stored_bytes,
     stored_files,
-    target_references,
 )
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, TokenizerSource
 from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
@@ -107,18 +105,13 @@ def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
     """What `write_weights` will write and share.
 
     Raises:
-        CheckpointError: The recipe leaves weights in place, and one cannot be read there.
+        CheckpointError: The recipe cannot store a tensor, or leaves one in place that cannot be read there.
     """
-    target, drafter = checkpoints.target, checkpoints.drafter
-    if not is_in_place(spec.precision):
-        layout = [*target_layout(target), *drafter_layout(drafter, target)]
-        return WeightBytes(written=stored_bytes(layout), in_place=0, memory=_memory_bytes(layout))
-    references = [target_references(target), drafter_references(drafter)]
-    copied = sum(bytes_to_copy(each, spec.output_path) for each in references)
-    whole = sum(path.stat().st_size for each in references for path in shards(each))
-    layout = drafter_additions(drafter, target)
-    written = copied + stored_bytes(layout)
-    return WeightBytes(written=written, in_place=whole - copied, memory=_memory_bytes(layout))
+    storage = plan_storage(spec.precision, checkpoints.target, checkpoints.drafter)
+    copied = sum(bytes_to_copy(each, spec.output_path) for each in storage.references)
+    whole = sum(path.stat().st_size for each in storage.references for path in shards(each))
+    written = copied + stored_bytes(storage.layout)
+    return WeightBytes(written=written, in_place=whole - copied, memory=_memory_bytes(storage.layout))
 
 
 def _memory_bytes(layout: Sequence[StoredTensor]) -> int:
@@ -182,11 +175,22 @@ def write_weights(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tu
 
 def write_graphs(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
     """graph: every ONNX graph, pointing into the weights."""
+    from peagle_trt.engine.registry import COMPILING_BACKENDS
     from peagle_trt.graph import build_graphs
+    from peagle_trt.graph.batched import build_batched_graphs
 
     stored_target, stored_drafter = stored_weights(folder)
-    target, drafter = checkpoints.target.config, checkpoints.drafter.config
-    _, graphs = build_graphs(spec, target, drafter, stored_target, stored_drafter, folder / ENGINE_FOLDER)
+    pair = checkpoints.target.config, checkpoints.drafter.config, stored_target, stored_drafter
+    if spec.backend in COMPILING_BACKENDS:
+        _, graphs = build_batched_graphs(
+            spec,
+            *pair,
+            folder / ENGINE_FOLDER,
+            element=find_recipe(spec.precision).compute_element,
+            uses_plugins=spec.backend == "tensorrt",
+        )
+    else:
+        _, graphs = build_graphs(spec, *pair, folder / ENGINE_FOLDER)
     return tuple(f"{ENGINE_FOLDER}/{name}" for name in graphs.values())
 
 
@@ -203,7 +207,7 @@ def graph_roles(folder: StagedBuild) -> dict[str, str]:
 
 
 class EngineStages:
-    """The stages that need the engine, which is loaded once, and only if one of them runs.
+    """The stages that need the engine, which is loaded only if one of them runs.
 
     Args:
         folder: The build so far.
@@ -222,12 +226,20 @@ class EngineStages:
         if self._engine is not None:
             self._engine.close()
 
-    def load(self) -> tuple[str, ...]:
-        """engine: load every graph once; ONNX Runtime compiles at load, so this stage leaves no file."""
-        from peagle_trt.engine.registry import check_engine
+    def make(self, spec: BuildSpec, report: Callable[[str], None]) -> tuple[str, ...]:
+        """engine: compile every graph; ONNX Runtime compiles at load, which is done once and leaves no file."""
+        from peagle_trt.engine.registry import COMPILING_BACKENDS, check_engine
 
-        check_engine(self._folder, self._manifest)
-        return ()
+        if spec.backend not in COMPILING_BACKENDS:
+            check_engine(self._folder, self._manifest)
+            return ()
+        from peagle_trt.engine.tensorrt.build import compile_engines
+        from peagle_trt.engine.tensorrt.compile import CompileOptions
+
+        options = CompileOptions(
+            compute_capabilities=spec.compute_capabilities, timing_cache_path=_timing_cache_path(spec)
+        )
+        return compile_engines(self._folder, self._manifest, options, report)
 
     def verify(self, checkpoints: Checkpoints, report: Callable[[str], None]) -> tuple[str, ...]:
         """verify: compare with the reference, which reads the checkpoints, so that a fault of any stage shows.
@@ -235,23 +247,39 @@ class EngineStages:
         Raises:
             VerificationError: They disagree.
         """
-        from peagle_trt.verify import checkpoint_source, compare_engine
+        from peagle_trt.verify import checkpoint_source, compare_subject
+        from peagle_trt.verify.subject import open_subject
 
+        manifest = with_engines(self._manifest, self._folder)
+        subject = open_subject(self._folder, manifest)
+        self._engine = subject.engine
+        if subject.note:
+            report(f"note: {subject.note}")
         source = checkpoint_source(checkpoints.target, checkpoints.drafter)
-        outcome = compare_engine(self._open(), self._manifest, source)
+        outcome = compare_subject(subject, manifest, source)
         report(outcome.summary())
         text = msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()
         write_text(self._folder / VERIFICATION_FILE, text + "\n")
         return (VERIFICATION_FILE,)
 
-    def _open(self) -> Engine:
-        from peagle_trt.engine.registry import open_engine
 
-        if self._engine is None:
-            self._engine = open_engine(self._folder, self._manifest)
-        return self._engine
+def with_engines(manifest: EngineManifest, folder: Path) -> EngineManifest:
+    """The manifest with the engines that were compiled, if any were."""
+    from peagle_trt.engine.registry import COMPILING_BACKENDS
+
+    if manifest.backend not in COMPILING_BACKENDS:
+        return manifest
+    from peagle_trt.engine.tensorrt.build import read_engines
+
+    return msgspec.structs.replace(manifest, engines=read_engines(folder))
 
 
 def list_files(manifest: EngineManifest, folder: StagedBuild) -> EngineManifest:
-    """assemble: the manifest with every file, as the step that wrote it noted it."""
+    """assemble: the manifest with every engine and file, as the step that wrote it noted it."""
+    manifest = with_engines(manifest, folder.path)
     return msgspec.structs.replace(manifest, files=tuple(folder.outputs()))
+
+
+def _timing_cache_path(spec: BuildSpec) -> Path | None:
+    """Where full TensorRT keeps what it measured; beside the build, so that the next one of it is quicker."""
+    return spec.output_path.with_name(f".{spec.output_path.name}.timing") if spec.backend == "tensorrt" else None

@@ -29,7 +29,8 @@ def parallel_draft(
     row_1W = torch.arange(rows + slots - 1, dtype=torch.int32, device=next_token_ids.device)[None, :]
     accepted_B1 = num_accepted[:, None]
     is_real_BW, is_live_BW = row_1W <= accepted_B1, row_1W < accepted_B1 + slots
-    unreal_BW = torch.where(is_live_BW, mask_token_ids[0], 0)
+    # Filled, not selected against a number: that would be copied to the GPU, which no CUDA graph may do.
+    unreal_BW = mask_token_ids[:1].expand(is_live_BW.shape).masked_fill(~is_live_BW, 0)
     tokens_BW = torch.where(is_real_BW, _pad_rows(next_token_ids, slots - 1), unreal_BW)
     # Selected, not multiplied by 0: a rejected row may hold NaN.
     unreal_BWH = torch.where(is_live_BW[:, :, None], fused_mask_hidden, torch.zeros_like(fused_mask_hidden))
@@ -37,7 +38,7 @@ def parallel_draft(
     normed_BWH = _rms_norm(hidden_BWH, hidden_norm_weight, epsilon)
     embedded_BWH = _rms_norm(embedding[tokens_BW], embedding_norm_weight, epsilon)
     layer_input = torch.cat([embedded_BWH, normed_BWH], dim=-1)
-    positions = torch.where(is_live_BW, start_positions[:, None] + row_1W, 0)
+    positions = (start_positions[:, None] + row_1W).masked_fill(~is_live_BW, 0)
     sample_rows = accepted_B1 + row_1W[:, :slots]
     return layer_input, normed_BWH if norm_before_residual else hidden_BWH, positions, sample_rows
 

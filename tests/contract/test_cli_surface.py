@@ -27,6 +27,7 @@ SURFACE = {
         "--output",
         "--precision",
         "--revision",
+        "--sm",
         "--target",
         "--target-path",
         "--tokenizer",

@@ -21,6 +21,8 @@ HEAVY = (
     "onnxruntime",
     "transformers",
     "tensorrt",
+    "tensorrt_rtx",
+    "cuda",
     "triton",
     "tritonclient",
     "tokenizers",
@@ -35,12 +37,12 @@ ROOMS = {
     "readers": set[str](),
     "writers": {"readers"},
     "quant": {"readers"},
-    "graph": {"quant"},
-    "engine": {"quant"},
+    "graph": {"quant", "readers"},
+    "engine": {"quant", "graph", "machine"},
     "decode": {"engine", "build_folder"},
     "catalog": set[str](),
     "diagnose": {"readers", "quant", "graph", "engine", "decode"},
-    "verify": {"readers", "quant", "engine", "build_folder"},
+    "verify": {"readers", "quant", "engine", "build_folder", "machine"},
 }
 # A torch module is a class of torch's, so its file needs torch; only functions of `train` import these files.
 DEFINE_TORCH_MODULES = {"train/head.py", "train/loss.py"}

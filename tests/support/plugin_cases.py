@@ -7,6 +7,7 @@ outside the vocabulary, and rows that are not sampled are NaN.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -59,6 +60,7 @@ class DraftCase:
             "none": np.zeros(self.batch),
             "all": np.full(self.batch, self.rows - 1),
             "between": rng.integers(0, self.rows, self.batch),
+            "every": np.arange(self.batch) % self.rows,
         }[self.accepted]
         tokens = rng.integers(0, self.vocabulary, (self.batch, self.rows))
         tokens[0, 0] = self.vocabulary - 1
@@ -161,6 +163,7 @@ DRAFT_CASES = (
     *(_draft(batch, 3, 64) for batch in (4, 7, 64)),
     *(_draft(2, slots, 40, accepted="between") for slots in range(1, 17)),
     *(_draft(2, 3, hidden, dtype="float16") for hidden in (2880, 8192)),
+    *(_draft(slots + 1, slots, 33, dtype="bfloat16", accepted="every") for slots in (1, 7, 16)),
     _draft(2, 5, 48, rows=1),
     _draft(2, 5, 48, rows=17),
     _draft(3, 4, 24, vocabulary=40_000),
@@ -176,6 +179,7 @@ SELECT_CASES = (
         for batch, slots, hidden, vocabulary in ((1, 1, 576, 130), (3, 5, 77, 1000), (2, 16, 64, 515))
     ),
     *(_select(64, slots, 32, 200, candidates=candidates) for slots, candidates in ((3, 0), (1, 16))),
+    *(_select(2, slots, 24, 70, candidates=slots % 3) for slots in range(1, 17)),
     *(_select(1, 2, 32, 33_000, candidates=candidates) for candidates in (0, 2)),
     *(_select(2, 3, 48, 600, table_dtype="bfloat16", candidates=candidates) for candidates in (0, 1)),
     _select(1, 1, 16, 1, candidates=1),
@@ -186,6 +190,25 @@ SELECT_CASES = (
         for damage in ("a row of NaN", "weights of NaN and infinity", "all below zero")
     ),
 )
+
+
+def sweep() -> tuple[DraftCase | SelectCase, ...]:
+    """Every K in every type, with sizes that take turns: batches to 64, hidden sizes to 8192, ids past 16 bits."""
+    batches, hiddens, vocabularies = (1, 64, 2, 17, 5), (576, 577, 2880, 1023, 8192, 96, 4096), (70_000, 257, 4096, 1)
+    cases: list[DraftCase | SelectCase] = []
+    for turn, (dtype, slots) in enumerate(itertools.product(DTYPES, range(1, 17))):
+        batch, hidden = batches[turn % len(batches)], hiddens[turn % len(hiddens)]
+        vocabulary = vocabularies[turn % len(vocabularies)] if batch < 64 else 257
+        table = (None, None, "bfloat16", "float32")[turn // 3 % 4]
+        kinds = {"dtype": dtype, "table_dtype": table, "vocabulary": vocabulary}
+        normed = bool(turn % 2)
+        cases.append(_draft(batch, slots, hidden, accepted="every", norm_before_residual=normed, **kinds))
+        # Triton's interpreter takes about a millisecond for a step of a program.
+        programs = -(-batch * slots // 16) * -(-vocabulary // 64)
+        hidden = min(hidden, 32 * max(1, 3000 // programs))
+        candidates = min(turn % 17, vocabulary)
+        cases.append(_select(batch, slots, hidden, candidates=candidates, **kinds))
+    return tuple(cases)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import msgspec
 
 from peagle_trt import catalog, pipeline
 from peagle_trt.build_folder import resolve_output, staging_path
@@ -17,7 +18,7 @@ from peagle_trt.cli.checkpoint_argument import (
     refuse_revision,
     revision_option,
 )
-from peagle_trt.cli.options import FOLDER, config_option
+from peagle_trt.cli.options import FOLDER, NumberList, config_option
 from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import BACKENDS
 from peagle_trt.errors import UsageError
@@ -78,6 +79,13 @@ def _default_of(number: int) -> str:
     "--backend", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="What runs it."
 )
 @click.option(
+    "--sm",
+    "compute_capabilities",
+    type=NumberList(min=75, max=999),
+    help="GPUs that tensorrt-rtx compiles for, as compute capabilities without the dot: 120 for an RTX PRO 6000, 89 "
+    "for an L40. By default this machine's GPU, else 120.",
+)
+@click.option(
     "--max-batch-size",
     type=click.IntRange(1, MAX_BATCH_SIZE),
     help=f"Sequences that may share a step; {_default_of(DEFAULT_BATCH_SIZE)}",
@@ -113,6 +121,7 @@ def command(
     draft_tokens: int | None,
     precision: str,
     backend: str,
+    compute_capabilities: tuple[int, ...] | None,
     max_batch_size: int | None,
     max_sequence_length: int | None,
     until: str,
@@ -153,6 +162,7 @@ def command(
         target_source=entry.source if entry and target_path is None else "",
         drafter_source=entry.drafter_source if entry and drafter is None else "",
         mask_token_id=mask_token_id,
+        compute_capabilities=tuple(str(each) for each in dict.fromkeys(compute_capabilities or ())),
     )
     if dry_run:
         plan = pipeline.dry_run(spec, report=output.progress)
@@ -268,6 +278,7 @@ def _build_document(spec: BuildSpec, manifest: EngineManifest) -> dict[str, obje
         "max_batch_size": manifest.shapes.max_batch_size,
         "max_sequence_length": manifest.shapes.max_sequence_length,
         "size_bytes": sum(file.size_bytes for file in manifest.files),
+        "engines": {role: msgspec.to_builtins(engine) for role, engine in manifest.engines.items()},
     }
 
 

@@ -89,6 +89,9 @@ def _text(machine: Machine, problems: tuple[str, ...]) -> str:
         lines.append(
             f"gpu        {gpu.name}, compute {gpu.compute_capability}, {gpu.memory_bytes / 1e9:.0f} GB, {gpu.driver}"
         )
+    if machine.driver_cuda_version is not None:
+        major, minor = divmod(machine.driver_cuda_version, 1000)
+        lines.append(f"driver     made for CUDA {major}.{minor // 10}")
     lines += [f"package    {name} {version}" for name, version in machine.packages.items()]
     lines += [f"note: {problem}" for problem in problems] or ["nothing in the way"]
     return "\n".join(lines)

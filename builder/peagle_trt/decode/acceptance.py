@@ -5,7 +5,7 @@ Letters: K drafts, V vocabulary of the target, D draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from peagle_trt.decode.request import SamplingSettings
 from peagle_trt.decode.sampling import LogitShaper, distribution, draw
+from peagle_trt.engine.protocol import DraftCandidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,26 @@ def verify(
     return [*tokens, bonus], len(drafts.token_ids)
 
 
+def verify_greedily(best_ids: Sequence[int], drafts: Drafts, *, is_end: Callable[[int], bool]) -> tuple[list[int], int]:
+    """`verify` at temperature 0 without penalties, from the argmax of every row.
+
+    Args:
+        best_ids: K+1 ids; the target's most likely token after the drafts before it.
+        drafts: K drafts, K >= 0.
+        is_end: Whether a token ends the answer.
+
+    Returns:
+        As `verify`.
+    """
+    for index, (best, draft) in enumerate(zip(best_ids, drafts.token_ids, strict=False)):
+        if best != draft:
+            return list(best_ids[: index + 1]), index
+        if is_end(best):
+            return list(best_ids[: index + 1]), index + 1
+    count = len(drafts.token_ids)
+    return list(best_ids[: count + 1]), count
+
+
 def choose(shaped_V: NDArray[np.float32], settings: SamplingSettings, generator: np.random.Generator) -> int:
     """One token from the target alone."""
     if settings.temperature == 0.0:
@@ -111,6 +132,31 @@ def propose(
         probabilities_D = distribution(logits_D, settings)
         token_ids.append(int(draft_to_target_D[draw(probabilities_D, generator)]))
         probabilities_KV[index, draft_to_target_D] = probabilities_D
+    return Drafts(token_ids=tuple(token_ids), probabilities_KV=probabilities_KV)
+
+
+def propose_candidates(
+    candidates: DraftCandidates, index: int, vocab_size: int, temperature: float, generator: np.random.Generator
+) -> Drafts:
+    """Draw drafts from the likeliest tokens of every slot, where an engine gives no more than these.
+
+    Args:
+        candidates: Those of a draft pass.
+        index: Sequence of the pass.
+        vocab_size: V.
+        temperature: Above 0; applied here, since the probabilities are those at 1.
+        generator: The request's random stream.
+    """
+    settings = SamplingSettings(temperature=temperature)
+    ids_KM, given_KM = candidates.token_ids[index], candidates.probabilities[index]
+    probabilities_KV = np.zeros((len(ids_KM), vocab_size))
+    token_ids = []
+    for slot, (ids_M, given_M) in enumerate(zip(ids_KM, given_KM, strict=True)):
+        # A softmax forgets only what all its logits have in common. One that fell to zero is never drawn.
+        logits_M = np.log(np.maximum(given_M, np.finfo(np.float32).tiny))
+        probabilities_M = np.where(given_M > 0, distribution(logits_M, settings), 0.0)
+        token_ids.append(int(ids_M[draw(probabilities_M, generator)]))
+        probabilities_KV[slot, ids_M] = probabilities_M / probabilities_M.sum()
     return Drafts(token_ids=tuple(token_ids), probabilities_KV=probabilities_KV)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from peagle_trt.decode.acceptance import Drafts, propose
+from peagle_trt.decode.acceptance import Drafts, propose, propose_candidates
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest
 from peagle_trt.decode.sampling import check_sampling
 from peagle_trt.decode.sequence import Sequence
@@ -108,7 +108,7 @@ class DecodeLoop:
             if sequence.is_prefilling:
                 self._finish_prompt_rows(sequence, item, output)
             else:
-                num_accepted = sequence.take_logits(output.logits)
+                num_accepted = sequence.take_output(output)
                 if self._wants_drafts(sequence):
                     pending.append(_rows_to_draft(sequence, item, output, num_accepted))
         if pending:
@@ -131,7 +131,7 @@ class DecodeLoop:
         sequence.num_prompt_read += len(item.token_ids)
         is_last = not sequence.is_prefilling
         if is_last:
-            sequence.take_logits(output.logits)
+            sequence.take_output(output)
         if sequence.draft_tokens == 0 or sequence.finish_reason is not None:
             return
         end = item.start_position + len(item.token_ids)
@@ -162,12 +162,12 @@ class DecodeLoop:
         settings = sequence.request.sampling
         if not sequence.request.samples_drafts or settings.temperature == 0.0:
             return Drafts(token_ids=tuple(output.token_ids[index].tolist()))
+        vocab_size = self._engine.target.vocab_size
+        if output.candidates is not None:
+            return propose_candidates(output.candidates, index, vocab_size, settings.temperature, sequence.generator)
+        assert output.logits is not None, "an engine gives candidates or logits"
         return propose(
-            output.logits[index],
-            self._engine.draft_to_target,
-            self._engine.target.vocab_size,
-            settings.temperature,
-            sequence.generator,
+            output.logits[index], self._engine.draft_to_target, vocab_size, settings.temperature, sequence.generator
         )
 
     def _wants_drafts(self, sequence: Sequence) -> bool:

@@ -59,6 +59,11 @@ class LogitShaper:
         if self._repeats:
             self._seen_V[list(prompt_ids)] = True
 
+    @property
+    def is_neutral(self) -> bool:
+        """Whether logits always stay as they are."""
+        return not (self._repeats or self._counts or (self._settings.min_tokens > 0 and self._end_ids))
+
     def append(self, token_id: int) -> None:
         """Take a token into the history."""
         self._num_outputs += 1

@@ -6,12 +6,12 @@ import time
 
 import numpy as np
 
-from peagle_trt.decode.acceptance import NO_DRAFTS, Drafts, verify
+from peagle_trt.decode.acceptance import NO_DRAFTS, Drafts, verify, verify_greedily
 from peagle_trt.decode.answer import Answer
 from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest, RequestMetrics
 from peagle_trt.decode.sampling import LogitShaper
 from peagle_trt.decode.text import TextTokenizer
-from peagle_trt.engine.protocol import TargetRows
+from peagle_trt.engine.protocol import TargetOutput, TargetRows
 
 
 class Sequence:
@@ -51,6 +51,7 @@ class Sequence:
         self.generator = np.random.default_rng(request.sampling.seed)
         self._limit = min(len(request.prompt_ids) + request.max_tokens, max_sequence_length)
         self._shaper = LogitShaper(request.sampling, request.prompt_ids, request.end_ids, vocab_size)
+        self._takes_argmax = request.sampling.temperature == 0.0 and self._shaper.is_neutral
         self._answer = Answer(tokenizer.stream() if tokenizer else None, request.stop_strings)
         self._submitted_at = submitted_at
         self._first_token_at: float | None = None
@@ -75,33 +76,24 @@ class Sequence:
         start = self.num_prompt_read
         chunk = self.request.prompt_ids[start : start + max_rows]
         is_last = start + len(chunk) == len(self.request.prompt_ids)
-        ids = np.array(chunk, np.int32)
-        return TargetRows(slot=self.slot, token_ids=ids, start_position=start, num_logit_rows=int(is_last))
+        return self._rows(chunk, start, int(is_last))
 
     def verify_rows(self) -> TargetRows:
         """The pending token and the drafts worth verifying."""
         self.drafts = self.drafts.first(self.useful_drafts)
-        ids = np.array([self.token_ids[-1], *self.drafts.token_ids], np.int32)
-        start = len(self.token_ids) - 1
-        return TargetRows(slot=self.slot, token_ids=ids, start_position=start, num_logit_rows=len(ids))
+        ids = (self.token_ids[-1], *self.drafts.token_ids)
+        return self._rows(ids, len(self.token_ids) - 1, len(ids))
 
-    def take_logits(self, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> int:
+    def take_output(self, output: TargetOutput) -> int:
         """Verify the drafts (none after a prompt) against the target's rows and keep what stands.
 
         Args:
-            logits: [number of drafts + 1, V] float32.
+            output: What the target said about the rows asked for; one more than there are drafts.
 
         Returns:
             Accepted drafts, n.
         """
-        tokens, num_accepted = verify(
-            logits,
-            self.drafts,
-            settings=self.request.sampling,
-            shaper=self._shaper,
-            generator=self.generator,
-            is_end=self.request.end_ids.__contains__,
-        )
+        tokens, num_accepted = self._verify(output)
         if self.drafts.token_ids:
             self._num_verify_steps += 1
             self._num_draft_tokens += len(self.drafts.token_ids)
@@ -138,6 +130,28 @@ class Sequence:
             finish_reason=self.finish_reason,
             metrics=self._metrics() if self.finish_reason is not None else None,
             error=error,
+        )
+
+    def _rows(self, token_ids: tuple[int, ...], start: int, num_logit_rows: int) -> TargetRows:
+        return TargetRows(
+            slot=self.slot,
+            token_ids=np.array(token_ids, np.int32),
+            start_position=start,
+            num_logit_rows=num_logit_rows,
+            needs_logits=not self._takes_argmax,
+        )
+
+    def _verify(self, output: TargetOutput) -> tuple[list[int], int]:
+        is_end = self.request.end_ids.__contains__
+        if self._takes_argmax and output.greedy_token_ids is not None:
+            return verify_greedily(output.greedy_token_ids.tolist(), self.drafts, is_end=is_end)
+        return verify(
+            output.logits,
+            self.drafts,
+            settings=self.request.sampling,
+            shaper=self._shaper,
+            generator=self.generator,
+            is_end=is_end,
         )
 
     def _append(self, token: int) -> None:

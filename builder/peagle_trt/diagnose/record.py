@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.diagnose.walk import PROMPT_ROWS_A_PASS, Recording
-from peagle_trt.engine.protocol import Engine, TargetRows
+from peagle_trt.engine.protocol import Engine, TargetRows, host_rows
 
 
 def record(engine: Engine, prompt_ids: Sequence[int], *, max_tokens: int, end_ids: Sequence[int]) -> Recording:
@@ -28,7 +28,7 @@ def record(engine: Engine, prompt_ids: Sequence[int], *, max_tokens: int, end_id
         is_last = read + len(rows) == len(tokens)
         item = TargetRows(slot=0, token_ids=rows, start_position=read, num_logit_rows=int(is_last))
         (output,) = engine.run_target([item])
-        hidden.append(output.hidden.copy())
+        hidden.append(host_rows(output.hidden).copy())
         read += len(rows)
         if is_last:
             tokens.append(int(output.logits[0].argmax()))

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.engine.draft_vocabulary import read_draft_to_target
 from peagle_trt.engine.ort_graph import GraphFamily
-from peagle_trt.engine.protocol import DraftOutput, DraftRows, TargetOutput, TargetRows
+from peagle_trt.engine.protocol import DraftOutput, DraftRows, TargetOutput, TargetRows, host_rows
 from peagle_trt.spec import EngineManifest
 
 
@@ -34,7 +35,7 @@ class OnnxRuntimeEngine:
         self.shapes = manifest.shapes
         self._targets = GraphFamily(build_path, manifest, "target", manifest.target, num_threads)
         self._drafters = GraphFamily(build_path, manifest, "drafter", manifest.drafter, num_threads)
-        self.draft_to_target = _read_draft_to_target(build_path)
+        self.draft_to_target = read_draft_to_target(build_path)
 
     def run_target(self, rows: Sequence[TargetRows]) -> list[TargetOutput]:
         """Read rows of different slots in one pass.
@@ -114,7 +115,7 @@ class OnnxRuntimeEngine:
         num_accepted, starts = np.zeros(groups, np.int32), np.zeros(groups, np.int32)
         for index, item in enumerate(rows):
             count = len(item.next_token_ids)
-            next_token_ids[index, :count], hidden[index, :count] = item.next_token_ids, item.hidden
+            next_token_ids[index, :count], hidden[index, :count] = item.next_token_ids, host_rows(item.hidden)
             num_accepted[index], starts[index] = item.num_accepted, item.start_position
         width = num_rows + draft_tokens - 1
         feeds: dict[str, NDArray[np.generic]] = {
@@ -151,11 +152,3 @@ def _by_sequence(
         outputs.append(TargetOutput(logits=logits, hidden=hidden_T[stop - len(item.token_ids) : stop]))
         first += item.num_logit_rows
     return outputs
-
-
-def _read_draft_to_target(build_path: Path) -> NDArray[np.int64]:
-    from peagle_trt.quant.store import open_stored
-
-    spec = open_stored(build_path / "engine" / "drafter.safetensors")["draft_to_target"]
-    assert spec.location is not None
-    return np.fromfile(spec.location.path, np.dtype("<i8"), spec.shape[0], offset=spec.location.offset_bytes)

@@ -17,6 +17,7 @@ from peagle_trt.spec import DrafterConfig, EngineManifest, TargetConfig
 
 MAX_THREADS_A_CORE = 4
 
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _FOLDING_LIMIT = "optimization.constant_folding_max_output_size_in_bytes"
 
 MAX_BINDINGS = 32
@@ -72,7 +73,7 @@ class CachedGraph:
         num_threads: int | None,
         max_folded_bytes: int | None = None,
     ) -> None:
-        self._session = _load(path, usable_threads(num_threads), max_folded_bytes)
+        self._session = load_session(path, num_threads, max_folded_bytes=max_folded_bytes)
         self._num_groups = num_groups
         self._caches = caches
         _require_caches(path, self._session, caches, num_groups)
@@ -218,7 +219,7 @@ def check_graph(path: Path, manifest: EngineManifest) -> None:
     Raises:
         MachineError: ONNX Runtime cannot load it.
     """
-    _load(path, 1, folding_limit(manifest))
+    load_session(path, 1, max_folded_bytes=folding_limit(manifest))
 
 
 def folding_limit(manifest: EngineManifest) -> int | None:
@@ -228,7 +229,7 @@ def folding_limit(manifest: EngineManifest) -> int | None:
     bfloat16, 1.3 GB more memory and 16 seconds, against nothing and 0.02 seconds. Only the rotary tables are to be
     folded, [capacity, head_dim / 2] float32, and what is smaller.
     """
-    if find_recipe(manifest.precision).weight_type is not None:
+    if find_recipe(manifest.precision).weight_type == "F32":
         return None
     widest_head = max(manifest.target.head_dim, manifest.drafter.head_dim)
     return manifest.shapes.cache_capacity * (widest_head // 2) * 4
@@ -248,25 +249,46 @@ def _require_caches(path: Path, session: Any, caches: SlotCaches, num_groups: in
                     )
 
 
-def _load(path: Path, num_threads: int, max_folded_bytes: int | None) -> Any:
+def load_session(
+    model: Path | bytes,
+    num_threads: int | None,
+    *,
+    max_folded_bytes: int | None = None,
+    weights_path: Path | None = None,
+) -> Any:
+    """A session on the CPU.
+
+    Args:
+        model: The ONNX file, or what one would hold.
+        num_threads: Threads; None takes every core this process may use.
+        max_folded_bytes: Largest constant that ONNX Runtime may compute when it loads the graph; None sets no limit.
+        weights_path: Folder of the weights of a model that is no file; those of a file lie beside it.
+
+    Raises:
+        MachineError: ONNX Runtime cannot load the graph.
+        UsageError: The number of threads is out of range.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = num_threads
+    options.intra_op_num_threads = usable_threads(num_threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # Target and drafter take turns. Threads of the one that would keep spinning after its pass hold the cores that the
     # other needs: a verify step and a draft pass took 82 ms together instead of 43.
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if weights_path is not None:
+        options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights_path))
     if max_folded_bytes is not None:
         options.add_session_config_entry(_FOLDING_LIMIT, str(max_folded_bytes))
         # A pattern reserves what a whole pass allocates in one block beside the arena's own: for gpt-oss-20b's drafter,
         # whose matrices are widened one after another, another 1.9 GB.
         options.enable_mem_pattern = False
+    given, name = (str(model), str(model)) if isinstance(model, Path) else (model, f"a graph over {weights_path}")
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         # ONNX Runtime raises its own classes without a common base that is public.
         raise MachineError(
-            f"ONNX Runtime cannot load `{path}`: {error}", hint="build again; if it persists, report it"
+            f"ONNX Runtime cannot load `{name}`: {error}", hint="build again; if it persists, report it"
         ) from error

@@ -1,7 +1,8 @@
 """What a backend must offer to the decode loop.
 
 Letters: T rows of all groups together, V vocabulary, A auxiliary states, H hidden size of the target,
-B sequences of a draft pass, R rows each carries over from the verify step, K drafted slots, D draft vocabulary.
+B sequences of a draft pass, R rows each carries over from the verify step, K drafted slots, D draft vocabulary,
+M candidates of a slot.
 """
 
 from __future__ import annotations
@@ -16,6 +17,28 @@ from numpy.typing import NDArray
 from peagle_trt.spec import DrafterConfig, GraphShapes, TargetConfig
 
 
+class DeviceRows(Protocol):
+    """Rows in a device's memory, which a drafter pass of the same engine reads where they are."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and width."""
+        ...
+
+    def to_host(self) -> NDArray[np.float32]:
+        """A copy in this process's memory."""
+        ...
+
+
+HiddenRows = NDArray[np.float32] | DeviceRows
+"""Auxiliary hidden states, wherever the engine left them; `host_rows` reads them."""
+
+
+def host_rows(hidden: HiddenRows) -> NDArray[np.float32]:
+    """Hidden states as numbers: the very array, or a copy from the device."""
+    return hidden if isinstance(hidden, np.ndarray) else hidden.to_host()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRows:
     """Consecutive tokens of one sequence for the target to read.
@@ -25,12 +48,15 @@ class TargetRows:
         token_ids: [n] int32, n >= 1.
         start_position: Position of the first token; every earlier position is already in the cache.
         num_logit_rows: How many of the last rows need logits; 0 for all but the last chunk of a prompt.
+        needs_logits: False where the most likely token of each of these rows is enough; an engine may then leave the
+            logits on its device and give `greedy_token_ids`.
     """
 
     slot: int
     token_ids: NDArray[np.int32]
     start_position: int
     num_logit_rows: int
+    needs_logits: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +64,15 @@ class TargetOutput:
     """What the target says about one sequence's rows.
 
     Attributes:
-        logits: [num_logit_rows, V] float32, valid until the next call.
-        hidden: [n, A*H] float32, auxiliary hidden states of every row, valid until the next call.
+        logits: [num_logit_rows, V] float32, valid until the next call; [0, V] where `greedy_token_ids` stand for them.
+        hidden: [n, A*H], auxiliary hidden states of every row, valid until the next call.
+        greedy_token_ids: [num_logit_rows] int32, the argmax of the logits, the lowest id of equals; None from an engine
+            that gives logits alone.
     """
 
     logits: NDArray[np.float32]
-    hidden: NDArray[np.float32]
+    hidden: HiddenRows
+    greedy_token_ids: NDArray[np.int32] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +82,29 @@ class DraftRows:
     Attributes:
         slot: Cache the sequence owns.
         next_token_ids: [R] int32; entry j is the token that follows row j. Entries past `num_accepted` are ignored.
-        hidden: [R, A*H] float32, auxiliary hidden states of the rows. Rows past `num_accepted` are ignored.
+        hidden: [R, A*H], auxiliary hidden states of the rows. Rows past `num_accepted` are ignored.
         num_accepted: Rows 0..num_accepted are real; the last of them carries the bonus token. 0..R-1.
         start_position: Position of row 0.
     """
 
     slot: int
     next_token_ids: NDArray[np.int32]
-    hidden: NDArray[np.float32]
+    hidden: HiddenRows
     num_accepted: int
     start_position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCandidates:
+    """The likeliest tokens of every slot, from an engine that does not give all logits.
+
+    Attributes:
+        token_ids: [B, K, M] int32, best first, ids of the target's vocabulary.
+        probabilities: [B, K, M] float32, softmax of their logits at temperature 1 among the M.
+    """
+
+    token_ids: NDArray[np.int32]
+    probabilities: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +113,13 @@ class DraftOutput:
 
     Attributes:
         token_ids: [B, K] int32, ids of the target's vocabulary.
-        logits: [B, K, D] float32 over the draft vocabulary, valid until the next call.
+        logits: [B, K, D] float32 over the draft vocabulary, valid until the next call; None beside `candidates`.
+        candidates: What stands for the logits, or None.
     """
 
     token_ids: NDArray[np.int32]
-    logits: NDArray[np.float32]
+    logits: NDArray[np.float32] | None = None
+    candidates: DraftCandidates | None = None
 
 
 class Engine(Protocol):

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.errors import UsageError
+from peagle_trt.machine import Machine, probe_machine
 from peagle_trt.spec import EngineManifest
 
-BACKENDS = ("onnxruntime",)
+BACKENDS = ("onnxruntime", "tensorrt-rtx", "tensorrt")
 """Names that `--backend` takes, besides `auto`."""
 
+COMPILING_BACKENDS = ("tensorrt-rtx", "tensorrt")
+"""Those whose engines are compiled when the build is made, from one batched graph of each model."""
 
-def choose_backend(requested: str) -> tuple[str, str]:
+
+def choose_backend(requested: str, machine: Machine | None = None) -> tuple[str, str]:
     """The backend to use and the reason, in words.
 
     Args:
         requested: A name of `BACKENDS`, or "auto".
+        machine: What to choose for; None looks around.
 
     Raises:
         UsageError: There is no backend of that name.
     """
     if requested == "auto":
-        return "onnxruntime", "the only backend of this release; it runs on any CPU"
+        return _choose(machine or probe_machine())
     if requested not in BACKENDS:
         raise UsageError(f"unknown backend `{requested}`", hint=f"known backends: auto, {', '.join(BACKENDS)}")
     return requested, "asked for"
@@ -56,4 +62,27 @@ def open_engine(build_path: Path, manifest: EngineManifest, *, num_threads: int 
         from peagle_trt.engine.onnxruntime import OnnxRuntimeEngine
 
         return OnnxRuntimeEngine(build_path, manifest, num_threads=num_threads)
+    if manifest.backend in COMPILING_BACKENDS:
+        from peagle_trt.engine.tensorrt.engine import open_tensorrt_engine
+
+        return open_tensorrt_engine(build_path, manifest)
     raise UsageError(f"the build's backend `{manifest.backend}` is unknown", hint="build it again with this release")
+
+
+def _choose(machine: Machine) -> tuple[str, str]:
+    if not machine.gpus:
+        return "onnxruntime", "this machine shows no NVIDIA GPU; it runs on any CPU"
+    gpu = machine.gpus[0]
+    if importlib.util.find_spec("tensorrt") is not None:
+        return "tensorrt", f"TensorRT is installed, and compiles for this {gpu.name}"
+    if importlib.util.find_spec("tensorrt_rtx") is None:
+        return "onnxruntime", f"the {gpu.name} stays unused: neither `tensorrt` nor `tensorrt_rtx` is installed"
+    from peagle_trt.engine.tensorrt.library import load_library
+    from peagle_trt.engine.tensorrt.support import capability_of, supported_capabilities
+
+    if capability_of(gpu) in supported_capabilities(load_library("tensorrt-rtx")):
+        return "tensorrt-rtx", f"TensorRT-RTX is installed, and compiles for this {gpu.name}"
+    return "onnxruntime", (
+        f"the {gpu.name} stays unused: TensorRT-RTX does not compile for SM{capability_of(gpu)}, "
+        "and `tensorrt` is not installed"
+    )

@@ -3,7 +3,15 @@
 from peagle_trt.spec.build import BuildSpec
 from peagle_trt.spec.drafter import DrafterConfig
 from peagle_trt.spec.experts import ExpertsConfig
-from peagle_trt.spec.manifest import ARTIFACT_FORMAT, EngineFile, EngineManifest, GraphShapes, TokenizerFiles
+from peagle_trt.spec.manifest import (
+    ARTIFACT_FORMAT,
+    CompiledEngine,
+    EngineFile,
+    EngineManifest,
+    EngineProfile,
+    GraphShapes,
+    TokenizerFiles,
+)
 from peagle_trt.spec.rope import RopeConfig
 from peagle_trt.spec.target import TargetConfig
 from peagle_trt.spec.tensor import TensorLocation, TensorSpec
@@ -11,9 +19,11 @@ from peagle_trt.spec.tensor import TensorLocation, TensorSpec
 __all__ = [
     "ARTIFACT_FORMAT",
     "BuildSpec",
+    "CompiledEngine",
     "DrafterConfig",
     "EngineFile",
     "EngineManifest",
+    "EngineProfile",
     "ExpertsConfig",
     "GraphShapes",
     "RopeConfig",

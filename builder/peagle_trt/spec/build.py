@@ -26,6 +26,7 @@ class BuildSpec:
         max_sequence_length: Prompt and answer together, in tokens.
         target_source: Where the target comes from, as a person would cite it; no local path.
         drafter_source: Where the drafter comes from.
+        compute_capabilities: GPUs to compile for, such as ("120",); empty leaves the choice to the backend.
         mask_token_id: Token of the drafter's masked slots where its checkpoint does not say, or None.
     """
 
@@ -42,3 +43,4 @@ class BuildSpec:
     target_source: str = ""
     drafter_source: str = ""
     mask_token_id: int | None = None
+    compute_capabilities: tuple[str, ...] = ()

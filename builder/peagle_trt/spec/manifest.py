@@ -78,6 +78,46 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     eos_token: str = ""
 
 
+class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Shapes that an engine is tuned for together.
+
+    Attributes:
+        name: What it serves.
+        dims: Smallest, usual and largest size of every free dimension, by its name in the graph.
+    """
+
+    name: str
+    dims: dict[str, tuple[int, int, int]]
+
+
+class CompiledEngine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An engine that was compiled ahead of time, and what that took.
+
+    Attributes:
+        path: Relative to the build folder, forward slashes.
+        compiler: Backend whose library compiled it.
+        compiler_version: Version of the library, the only one that runs it.
+        compute_capabilities: GPUs it runs on, such as "120".
+        profiles: Shapes it takes; a pass runs under the first one that holds its own.
+        plugin_version: Version of the plugins inside, or "" for none.
+        size_bytes: Size of the file.
+        sha256: Hex digest of the file.
+        build_seconds: Time it took.
+        peak_memory_bytes: Most memory the process had taken by the end.
+    """
+
+    path: str
+    compiler: str
+    compiler_version: str
+    compute_capabilities: tuple[str, ...]
+    profiles: tuple[EngineProfile, ...]
+    plugin_version: str
+    size_bytes: int
+    sha256: str
+    build_seconds: float
+    peak_memory_bytes: int
+
+
 class EngineManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`manifest.json`: written last, so its presence means that the build is complete. Holds no absolute path.
 
@@ -92,9 +132,11 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         shapes: Limits of the engines.
         tokenizer: The text side.
         graphs: Role to path, relative to the build folder. Roles: `target.b{G}` and `drafter.b{G}`, a graph for each
-            number of sequences G that may share a pass; a pass of fewer takes the next larger one.
+            number of sequences G that may share a pass; a pass of fewer takes the next larger one. With the TensorRT
+            backends: `target` and `drafter`, one graph each.
         files: Every file of the build except the manifest itself.
         sources: Where target and drafter came from, as a person would cite it.
+        engines: Role to engine, for backends that compile their graphs.
     """
 
     format: int
@@ -109,3 +151,4 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     graphs: dict[str, str]
     files: tuple[EngineFile, ...]
     sources: dict[str, str]
+    engines: dict[str, CompiledEngine] = {}

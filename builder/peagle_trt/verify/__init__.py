@@ -1,7 +1,7 @@
 """Engines against an independent reference."""
 
 from peagle_trt.verify.build import verify_build
-from peagle_trt.verify.comparison import Outcome, compare_engine, compare_with_reference
+from peagle_trt.verify.comparison import Outcome, compare_engine, compare_subject, compare_with_reference
 from peagle_trt.verify.sources import ReferenceSource, build_source, checkpoint_source
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "build_source",
     "checkpoint_source",
     "compare_engine",
+    "compare_subject",
     "compare_with_reference",
     "verify_build",
 ]

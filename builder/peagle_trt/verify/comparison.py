@@ -1,11 +1,12 @@
 """Drives an engine through a short speculative decode and compares every number with the reference.
 
-Letters: T rows, R rows of a verify step, K drafted slots.
+Letters: T rows, R rows of a verify step, K drafted slots, D draft vocabulary, M candidates of a slot.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,12 +14,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.engine.protocol import Engine, TargetOutput, TargetRows
+from peagle_trt.engine.protocol import Engine, TargetRows
 from peagle_trt.errors import VerificationError
 from peagle_trt.spec import EngineManifest
-from peagle_trt.verify.decoding import Decoded, decode, rows_to_draft
+from peagle_trt.verify.decoding import (
+    Decoded,
+    Drafted,
+    HostOutput,
+    copy_drafted,
+    copy_output,
+    decode,
+    rows_to_draft,
+)
 from peagle_trt.verify.reference import TargetReference, run_drafter, run_target
 from peagle_trt.verify.sources import ReferenceSource
+from peagle_trt.verify.subject import THE_ENGINE, Subject, open_subject
 from peagle_trt.verify.tolerances import TOLERANCES, Tolerance
 
 logger = logging.getLogger(__name__)
@@ -37,27 +47,35 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_logit_error: Largest absolute error over all logits of the target.
         max_hidden_error: Largest error of an auxiliary state, as a share of its row's largest entry.
-        max_draft_logit_error: Largest absolute error over all logits of the drafter.
+        max_draft_logit_error: Largest absolute error over all logits of the drafter; over the probabilities of its
+            candidates, which are off by half of that at most, from an engine that gives no logits.
         num_drafts_compared: Drafted tokens that were compared one by one.
-        logit_tolerance: Limit of both logit errors.
-        hidden_tolerance: Limit of the hidden error.
+        logit_tolerance: Limit of both logit errors, or None for none.
+        hidden_tolerance: Limit of the hidden error, or None for none.
         seed: Seed of the prompt.
+        subject: What was run.
     """
 
     max_logit_error: float
     max_hidden_error: float
     max_draft_logit_error: float
     num_drafts_compared: int
-    logit_tolerance: float
-    hidden_tolerance: float
+    logit_tolerance: float | None
+    hidden_tolerance: float | None
     seed: int
+    subject: str = THE_ENGINE
 
     def summary(self) -> str:
         """One line for people."""
-        return (
-            f"verified: logits within {max(self.max_logit_error, self.max_draft_logit_error):.1e} "
-            f"(limit {self.logit_tolerance:.0e}), {self.num_drafts_compared} drafted tokens equal"
-        )
+        error = max(self.max_logit_error, self.max_draft_logit_error)
+        if self.logit_tolerance is None:
+            found = f"measured, not judged: logits stray {error:.1e} from those of the unrounded model"
+        else:
+            found = (
+                f"verified: logits within {error:.1e} (limit {self.logit_tolerance:.0e}), "
+                f"{self.num_drafts_compared} drafted tokens equal"
+            )
+        return found + ("" if self.subject == THE_ENGINE else f"; this was {self.subject}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,33 +90,43 @@ class _Findings:
 
 
 def compare_with_reference(build_path: Path, manifest: EngineManifest, source: ReferenceSource) -> Outcome:
-    """Open a build's engine and compare it with the reference.
+    """Open a build's engine, or what stands for it on this machine, and compare it with the reference.
 
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
     """
-    from peagle_trt.engine.registry import open_engine
-
-    engine = open_engine(build_path, manifest)
+    subject = open_subject(build_path, manifest)
+    if subject.note:
+        logger.warning("%s", subject.note)
     try:
-        return compare_engine(engine, manifest, source)
+        return compare_subject(subject, manifest, source)
     finally:
-        engine.close()
+        subject.engine.close()
 
 
 def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSource) -> Outcome:
+    """Compare an engine that computes in float32.
+
+    Raises:
+        VerificationError: A number is further off than its tolerance, or a draft differs.
+    """
+    tolerance = TOLERANCES[manifest.precision]
+    return compare_subject(Subject(engine=engine, description=THE_ENGINE, tolerance=tolerance), manifest, source)
+
+
+def compare_subject(subject: Subject, manifest: EngineManifest, source: ReferenceSource) -> Outcome:
     """Prompt, draft, verify step with two accepted drafts, draft again, then two sequences at once.
 
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
     """
     for seed in range(_SEED, _SEED + _MAX_PROMPTS):
-        run = decode(engine, manifest, seed)
+        run = decode(subject.engine, manifest, seed)
         # The reference and the graph of several sequences follow; none of them needs what is loaded now.
-        engine.close()
+        subject.engine.close()
         expected = run_target(manifest.target, source.load_target, run.text)
         if expected.routing_margin > CLOSEST_ROUTING:
-            return _compare(engine, manifest, source, run, expected)
+            return _compare(subject, manifest, source, run, expected)
         logger.info("seed %d: a router's choice is too close to call, taking another prompt", seed)
     raise VerificationError(
         f"the target cannot be verified: in each of {_MAX_PROMPTS} prompts some router's choice is too close to call",
@@ -107,9 +135,9 @@ def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSo
 
 
 def _compare(
-    engine: Engine, manifest: EngineManifest, source: ReferenceSource, run: Decoded, expected: TargetReference
+    subject: Subject, manifest: EngineManifest, source: ReferenceSource, run: Decoded, expected: TargetReference
 ) -> Outcome:
-    tolerance, draft_tokens = TOLERANCES[manifest.precision], manifest.shapes.draft_tokens
+    tolerance, draft_tokens = subject.tolerance, manifest.shapes.draft_tokens
     length, text = run.num_prompt_tokens, run.text
     findings = _Findings()
     _compare_rows(findings, tolerance, "prompt", run.prompt, expected, slice(0, length))
@@ -123,15 +151,15 @@ def _compare(
         logits = run_drafter(manifest.drafter, source.load_drafter, next_ids[:rows], hidden, draft_tokens)
         _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
     if manifest.shapes.max_batch_size > 1:
-        _compare_together(engine, findings, manifest, source, text, expected)
-    return _conclude(findings, tolerance, run.seed)
+        _compare_together(subject, findings, manifest, source, text, expected)
+    return _conclude(findings, subject, run.seed)
 
 
 def _compare_rows(
     findings: _Findings,
     tolerance: Tolerance,
     name: str,
-    found: TargetOutput,
+    found: HostOutput,
     expected: TargetReference,
     rows: slice,
 ) -> None:
@@ -145,22 +173,41 @@ def _compare_rows(
         findings.faults.append(f"{name}: target logits are off by {logit_error:.2e}, limit {tolerance.logits:.0e}")
     if not hidden_error <= tolerance.hidden:
         findings.faults.append(f"{name}: hidden states are off by {hidden_error:.2e}, limit {tolerance.hidden:.0e}")
+    if found.greedy_token_ids is not None:
+        _compare_best(findings, tolerance, name, found.greedy_token_ids, expected.logits[rows])
+
+
+def _compare_best(
+    findings: _Findings,
+    tolerance: Tolerance,
+    name: str,
+    best_T: NDArray[np.int32],
+    logits_TV: NDArray[np.float64],
+) -> None:
+    """The argmax that the engine took itself; two logits closer than the tolerance may change places."""
+    chosen_T = logits_TV[np.arange(len(best_T)), best_T]
+    for row in np.flatnonzero(chosen_T < logits_TV.max(axis=1) - tolerance.logits).tolist():
+        expected = int(logits_TV[row].argmax())
+        findings.faults.append(f"{name}: row {row} is followed by token {best_T[row]}, after the reference {expected}")
 
 
 def _compare_drafts(
     findings: _Findings,
     tolerance: Tolerance,
     name: str,
-    found: tuple[NDArray[np.int32], NDArray[np.float32]],
+    found: Drafted,
     logits: NDArray[np.float64],
     draft_to_target: NDArray[np.int64],
 ) -> None:
-    token_ids, found_logits = found
-    error = _largest(found_logits - logits)
+    token_ids, kind = found.token_ids, "logits"
+    if found.logits is not None:
+        error = _largest(found.logits - logits)
+    else:
+        error, kind = _candidate_error(found, tolerance, logits, draft_to_target), "candidates"
     findings.draft_logit = max(findings.draft_logit, error)
     findings.num_drafts += len(token_ids)
     if not error <= tolerance.logits:
-        findings.faults.append(f"{name}: drafter logits are off by {error:.2e}, limit {tolerance.logits:.0e}")
+        findings.faults.append(f"{name}: drafter {kind} are off by {error:.2e}, limit {tolerance.logits:.0e}")
     # Two logits closer than the tolerance may change places.
     best = logits.max(axis=1)
     for slot, token_id in enumerate(token_ids):
@@ -170,8 +217,30 @@ def _compare_drafts(
             findings.faults.append(f"{name}: slot {slot} drafted token {token_id}, the reference {expected}")
 
 
+def _candidate_error(
+    found: Drafted, tolerance: Tolerance, logits_KD: NDArray[np.float64], draft_to_target_D: NDArray[np.int64]
+) -> float:
+    """Largest error of a candidate's probability; infinite where one has no business among the likeliest.
+
+    A softmax is off by half of what its logits are off by, at most.
+    """
+    assert found.candidate_ids is not None and found.probabilities is not None
+    num_candidates = found.candidate_ids.shape[1]
+    best_KM = -np.sort(-logits_KD, axis=1)[:, :num_candidates]
+    draft_ids = {int(target): draft for draft, target in enumerate(draft_to_target_D.tolist())}
+    worst = 0.0
+    for slot, ids_M in enumerate(found.candidate_ids.tolist()):
+        chosen = [draft_ids.get(token, -1) for token in ids_M]
+        logits_M = logits_KD[slot, chosen]
+        if -1 in chosen or len(set(chosen)) < num_candidates or (logits_M < best_KM[slot] - tolerance.logits).any():
+            return math.inf
+        weights_M = np.exp(logits_M - logits_M.max())
+        worst = max(worst, _largest(found.probabilities[slot] - weights_M / weights_M.sum()))
+    return worst
+
+
 def _compare_together(
-    engine: Engine,
+    subject: Subject,
     findings: _Findings,
     manifest: EngineManifest,
     source: ReferenceSource,
@@ -179,19 +248,19 @@ def _compare_together(
     expected: TargetReference,
 ) -> None:
     """Two sequences of different lengths in one pass, through the graphs for the largest batch."""
-    tolerance, draft_tokens = TOLERANCES[manifest.precision], manifest.shapes.draft_tokens
+    engine, tolerance, draft_tokens = subject.engine, subject.tolerance, manifest.shapes.draft_tokens
     lengths = (len(text) - 1, len(text) // 2)
     rows = [
         TargetRows(slot=slot, token_ids=text[:length].astype(np.int32), start_position=0, num_logit_rows=length)
         for slot, length in enumerate(lengths)
     ]
-    outputs = [TargetOutput(logits=each.logits.copy(), hidden=each.hidden.copy()) for each in engine.run_target(rows)]
+    outputs = [copy_output(each) for each in engine.run_target(rows)]
     draft_rows = [
         rows_to_draft(slot, text[1 : length + 1], output.hidden, length - 1, 0)
         for slot, (length, output) in enumerate(zip(lengths, outputs, strict=True))
     ]
     drafts = engine.run_drafter(draft_rows, draft_tokens)
-    drafted = [(drafts.token_ids[slot].copy(), drafts.logits[slot].copy()) for slot in range(len(lengths))]
+    drafted = [copy_drafted(drafts, slot) for slot in range(len(lengths))]
     engine.close()
     for slot, length in enumerate(lengths):
         name = f"batch of two, {length} rows"
@@ -201,7 +270,7 @@ def _compare_together(
         _compare_drafts(findings, tolerance, name, drafted[slot], logits, source.draft_to_target)
 
 
-def _conclude(findings: _Findings, tolerance: Tolerance, seed: int) -> Outcome:
+def _conclude(findings: _Findings, subject: Subject, seed: int) -> Outcome:
     if findings.faults:
         more = f", and {len(findings.faults) - 1} more" if len(findings.faults) > 1 else ""
         raise VerificationError(
@@ -213,10 +282,15 @@ def _conclude(findings: _Findings, tolerance: Tolerance, seed: int) -> Outcome:
         max_hidden_error=findings.hidden,
         max_draft_logit_error=findings.draft_logit,
         num_drafts_compared=findings.num_drafts,
-        logit_tolerance=tolerance.logits,
-        hidden_tolerance=tolerance.hidden,
+        logit_tolerance=_finite(subject.tolerance.logits),
+        hidden_tolerance=_finite(subject.tolerance.hidden),
         seed=seed,
+        subject=subject.description,
     )
+
+
+def _finite(limit: float) -> float | None:
+    return limit if math.isfinite(limit) else None
 
 
 def _largest(errors: NDArray[np.float64]) -> float:

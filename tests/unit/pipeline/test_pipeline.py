@@ -109,7 +109,7 @@ def test_a_failed_build_leaves_the_earlier_one_alone(spec: BuildSpec, monkeypatc
     def disagree(*_: object) -> None:
         raise VerificationError("made up")
 
-    monkeypatch.setattr("peagle_trt.verify.compare_engine", disagree)
+    monkeypatch.setattr("peagle_trt.verify.compare_subject", disagree)
     with pytest.raises(VerificationError):
         pipeline.build(dataclasses.replace(spec, max_batch_size=1))
     assert read_manifest(spec.output_path) == before

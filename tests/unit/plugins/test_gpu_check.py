@@ -11,7 +11,7 @@ import torch
 from peagle_trt_plugins import torch_forms
 from scripts import gpu_check
 
-SMALL = ["--batches", "1,2", "--slots", "3", "--hidden", "16", "--vocabulary", "40"]
+SMALL = ["--batches", "1,2", "--slots", "3", "--hidden", "16", "--vocabulary", "40", "--copy-bytes", "1000"]
 
 
 @pytest.fixture
@@ -51,13 +51,14 @@ def test_what_is_run_by_default_is_what_was_promised() -> None:
 
 def test_timings_hold_a_line_for_each_kernel_batch_and_k() -> None:
     settings = gpu_check.parse_arguments(SMALL)
-    timings = list(gpu_check.measure(torch_forms, settings, bench=run_once, device="cpu", bandwidth=1e9))
+    copied, *timings = gpu_check.measure(torch_forms, settings, bench=run_once, device="cpu")
+    assert copied == {"kernel": "copy", "bytes_per_second": 1000}
     assert [(line["kernel"], line["batch"], line["slots"]) for line in timings] == [
         (kernel, batch, 3) for batch in (1, 2) for kernel in ("parallel_draft", "select_draft")
     ]
-    # W = 6 rows of two reads and three writes of 16 bfloat16 in 2 s, beside 1e9 bytes a second.
+    # W = 6 rows of two reads and three writes of 16 bfloat16 in 2 s, beside 1000 bytes a second.
     assert timings[0]["bytes"] == 6 * 5 * 16 * 2
-    assert timings[0]["share_of_copy_bandwidth"] == 960 / 2 / 1e9
+    assert timings[0]["share_of_copy_bandwidth"] == 960 / 2 / 1000
 
 
 def test_a_copy_counts_what_it_reads_and_writes() -> None:
@@ -90,3 +91,25 @@ def test_a_kernel_that_returns_something_else_is_not_equal(kernel: str, monkeypa
 def run_once(call: gpu_check.Callable[[], object]) -> float:
     call()
     return 2.0
+
+
+def test_what_stops_a_section_is_told_beside_what_it_found() -> None:
+    def entries() -> gpu_check.Iterator[dict[str, int]]:
+        yield {"found": 1}
+        raise RuntimeError("no more")
+
+    report = {"errors": []}
+    gpu_check.collect(report, "section", entries(), deadline=float("inf"))
+    assert report == {"section": [{"found": 1}], "errors": ["section: RuntimeError: no more"]}
+
+
+def test_when_the_time_is_over_the_rest_is_left_out() -> None:
+    report = {"errors": []}
+    gpu_check.collect(report, "section", iter([{"found": 1}, {"found": 2}]), deadline=0)
+    assert report["section"] == [{"found": 1}]
+    assert "the time is over" in report["errors"][0]
+
+
+def test_a_gpu_that_the_plugins_do_not_know_is_told() -> None:
+    with pytest.raises(gpu_check.MissingError, match=r"compute capability \(7, 5\)"):
+        next(gpu_check.compare_plugins((7, 5), "cpu"))

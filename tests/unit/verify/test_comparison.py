@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peagle_trt.engine.protocol import DraftOutput, DraftRows, Engine, TargetOutput, TargetRows
+from peagle_trt.engine.protocol import DraftCandidates, DraftOutput, DraftRows, Engine, TargetOutput, TargetRows
 from peagle_trt.errors import VerificationError
 from peagle_trt.quant import open_stored
 from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest, TokenizerFiles
-from peagle_trt.verify import ReferenceSource, build_source, checkpoint_source, compare_engine
+from peagle_trt.verify import ReferenceSource, build_source, checkpoint_source, compare_engine, compare_subject
+from peagle_trt.verify.subject import Subject
+from peagle_trt.verify.tolerances import TOLERANCES
 from tests.support.models import BuiltPair, open_pair, save_drafter, save_target
 
 
@@ -106,10 +108,74 @@ def test_a_sound_engine_passes(pair: BuiltPair, manifest: EngineManifest, source
     assert outcome.num_drafts_compared == 4 * manifest.shapes.draft_tokens
 
 
+def test_candidates_in_place_of_logits_pass(pair: BuiltPair, manifest: EngineManifest, source: ReferenceSource) -> None:
+    outcome = compare_engine(Candidates(pair.engine), manifest, source)
+    assert outcome.max_draft_logit_error < 1e-5
+
+
+def test_a_recipe_without_a_limit_is_measured_and_not_judged(
+    pair: BuiltPair, manifest: EngineManifest, source: ReferenceSource
+) -> None:
+    subject = Subject(engine=NoisyLogits(pair.engine), description="x", tolerance=TOLERANCES["fp8"])
+    outcome = compare_subject(subject, manifest, source)
+    assert outcome.logit_tolerance is None
+    assert "measured, not judged: logits stray 1.0e-02" in outcome.summary()
+    with pytest.raises(VerificationError, match="off by nan"):
+        compare_subject(replace(subject, engine=UndefinedLogits(pair.engine)), manifest, source)
+
+
 def test_a_build_can_stand_in_for_its_checkpoints(folder: Path, pair: BuiltPair, manifest: EngineManifest) -> None:
     weights = [open_stored(folder / "build" / "engine" / f"{model}.safetensors") for model in ("target", "drafter")]
     source = build_source(manifest.target, manifest.drafter, weights[0], weights[1])
     assert compare_engine(pair.engine, manifest, source).max_logit_error < 1e-4
+
+
+class Candidates(FaultyEngine):
+    """Gives what a batched engine gives in place of logits, from those of a real one."""
+
+    def run_target(self, rows: Sequence[TargetRows]) -> list[TargetOutput]:
+        outputs = super().run_target(rows)
+        return [replace(output, greedy_token_ids=output.logits.argmax(axis=1).astype(np.int32)) for output in outputs]
+
+    def run_drafter(self, rows: Sequence[DraftRows], draft_tokens: int) -> DraftOutput:
+        output = super().run_drafter(rows, draft_tokens)
+        chosen = np.argsort(-output.logits, axis=-1, kind="stable")[:, :, :8]
+        weights = np.exp(np.take_along_axis(output.logits, chosen, axis=-1))
+        probabilities = weights / weights.sum(axis=-1, keepdims=True)
+        ids = self.draft_to_target[chosen].astype(np.int32)
+        return replace(output, logits=None, candidates=DraftCandidates(token_ids=ids, probabilities=probabilities))
+
+
+class WrongArgmax(Candidates):
+    def run_target(self, rows: Sequence[TargetRows]) -> list[TargetOutput]:
+        outputs = super().run_target(rows)
+        return [replace(output, greedy_token_ids=output.greedy_token_ids ^ 1) for output in outputs]
+
+
+class SpoiledCandidates(Candidates):
+    def run_drafter(self, rows: Sequence[DraftRows], draft_tokens: int) -> DraftOutput:
+        output = super().run_drafter(rows, draft_tokens)
+        return replace(output, candidates=self.spoil(output.candidates))
+
+    def spoil(self, candidates: DraftCandidates) -> DraftCandidates: ...
+
+
+class WrongProbabilities(SpoiledCandidates):
+    def spoil(self, candidates: DraftCandidates) -> DraftCandidates:
+        return replace(candidates, probabilities=candidates.probabilities[:, :, ::-1])
+
+
+class TwiceTheSameCandidate(SpoiledCandidates):
+    def spoil(self, candidates: DraftCandidates) -> DraftCandidates:
+        return replace(candidates, token_ids=candidates.token_ids[:, :, [0, 0, 2, 3, 4, 5, 6, 7]])
+
+
+class UnlikelyCandidate(SpoiledCandidates):
+    def spoil(self, candidates: DraftCandidates) -> DraftCandidates:
+        others = [token for token in self.draft_to_target.tolist() if token not in candidates.token_ids[0, 0]]
+        ids = candidates.token_ids.copy()
+        ids[:, :, -1] = others[0]
+        return replace(candidates, token_ids=ids)
 
 
 FAULTS = {
@@ -118,6 +184,10 @@ FAULTS = {
     ShiftedPositions: "second draft: drafter logits are off",
     WrongDraft: "draft: slot . drafted token",
     MixedBatch: "batch of two, 17 rows: target logits are off",
+    WrongArgmax: "prompt: row 0 is followed by token",
+    WrongProbabilities: "draft: drafter candidates are off",
+    TwiceTheSameCandidate: "draft: drafter candidates are off by inf",
+    UnlikelyCandidate: "draft: drafter candidates are off by inf",
 }
 
 
