@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime
 import pytest
@@ -29,7 +30,7 @@ from tests.support.batched import open_batched_pair
 from tests.support.capabilities import needs
 from tests.support.models import open_pair
 from tests.support.quantized import nvfp4
-from tests.support.rtx import compile_graph
+from tests.support.rtx import SIZES, compile_graph
 from tests.support.shrunk_models import shrink
 from tests.unit.graph.test_batched_gpt_oss import read_in_two, token_ids_of
 
@@ -205,6 +206,19 @@ def test_experts_compile(tmp_path: Path, stored: str, form: str, element: Elemen
     path, _ = write_experts(tmp_path, FORMS[form], GPT_OSS, stored, element)
     ports = (Port(name="rows", element=element, dims=("S", HIDDEN), is_input=True),)
     assert compile_graph(path, ports).engine_bytes > 0
+
+
+@pytest.mark.rtx
+@needs("rtx")
+@pytest.mark.parametrize("stored", ["mxfp4", "nvfp4"])
+def test_tensorrt_writes_no_chosen_matrix_out(tmp_path: Path, stored: str) -> None:
+    config = msgspec.structs.replace(GPT_OSS, intermediate_size=1024)
+    path, _ = write_experts(tmp_path, gathered_experts, config, stored, "BFLOAT16")
+    rows = SIZES["S"][2]
+    packed_bytes = rows * config.experts_per_token * 2 * config.intermediate_size * HIDDEN // 2
+    ports = (Port(name="rows", element="BFLOAT16", dims=("S", HIDDEN), is_input=True),)
+    # Gathering, unpacking, scaling, multiplying and adding are then one kernel. 8 MiB are TensorRT's own.
+    assert compile_graph(path, ports).scratch_bytes < packed_bytes
 
 
 @pytest.mark.rtx
