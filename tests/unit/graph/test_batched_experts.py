@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from peagle_trt.errors import CheckpointError
 from peagle_trt.graph.batched import Port
 from peagle_trt.graph.batched.experts_layer import gathered_experts, switched_experts
-from peagle_trt.graph.batched.experts_stacks import mxfp4_stack
+from peagle_trt.graph.batched.experts_stacks import integers, mxfp4_stack
 from peagle_trt.graph.batched.nodes import BATCHED_OPSET
-from peagle_trt.graph.batched.packed_words import doubled_values, scale_values
+from peagle_trt.graph.batched.packed_words import doubled_values, doubled_values_in_order, scale_values
 from peagle_trt.graph.builder import Element, GraphBuilder
 from peagle_trt.readers.safetensors_file import read_header
 from peagle_trt.spec import ExpertsConfig
@@ -146,15 +146,18 @@ def test_every_word_of_codes_is_taken_apart_exactly(tmp_path: Path) -> None:
     builder = GraphBuilder("words", {}, opset=BATCHED_OPSET)
     builder.input("words", "INT32", ["N"])
     table = builder.constant(np.arange(256, dtype=np.float32))
+    in_order = builder.op("Reshape", doubled_values_in_order(builder, "words"), integers(builder, -1, 8))
     parts = [*doubled_values(builder, "words"), *scale_values(builder, "words", table)]
     for place, part in enumerate(parts):
         builder.output(builder.op("Identity", part, output=f"part.{place}"), "FLOAT", ["N"])
+    builder.output(builder.op("Identity", in_order, output="in.order"), "FLOAT", ["N", 8])
     (tmp_path / "words.onnx").write_bytes(builder.model().SerializeToString())
     found = open_session(tmp_path / "words.onnx").run(None, {"words": words})
     codes = words.view(np.uint32)[:, None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
     doubled = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
     np.testing.assert_array_equal(np.stack(found[:8], axis=1), doubled[codes])
-    np.testing.assert_array_equal(np.stack(found[8:], axis=1), words.view(np.uint8).reshape(-1, 4))
+    np.testing.assert_array_equal(found[12], doubled[codes])
+    np.testing.assert_array_equal(np.stack(found[8:12], axis=1), words.view(np.uint8).reshape(-1, 4))
 
 
 def test_scales_that_fill_no_words_are_named(tmp_path: Path) -> None:

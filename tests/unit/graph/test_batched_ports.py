@@ -61,3 +61,14 @@ def test_a_slot_has_no_more_candidates_than_the_draft_vocabulary(tmp_path: Path)
     ports = {port.name: port for port in batched_ports(pair.drafter.config, pair.shapes, element="FLOAT")}
     assert ports["candidate_ids"].dims == ("B", "K", 10)
     assert ports["hidden"].dims == ("B", "R", 3 * HIDDEN)
+
+
+def test_a_graph_holds_nothing_of_onnx_runtimes_own(tmp_path: Path) -> None:
+    pair = pair_of(tmp_path, "GptOssForCausalLM", "BFLOAT16")
+    for role in ("target", "drafter"):
+        model = onnx.load(pair.engine_path / f"{role}.onnx", load_external_data=False)
+        nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+        domains = {node.domain for node in nodes}
+        assert domains - {"", "peagle", "peagle.causal", "peagle.masked"} == set()
+        # TensorRT would drop its lengths; see nodes.py.
+        assert "Attention" not in {node.op_type for node in model.graph.node}

@@ -20,6 +20,7 @@ from peagle_trt.graph.batched.packed_words import (
     CODES_A_WORD,
     SCALES_A_WORD,
     doubled_values,
+    doubled_values_in_order,
     halved_e4m3,
     halved_e8m0,
     scale_values,
@@ -120,12 +121,11 @@ class PackedStack:
 
     def matrix(self, builder: GraphBuilder, expert: str) -> str:
         """See `Stack`."""
-        last = integers(builder, 5)
-        values = [
-            builder.op("Unsqueeze", value, last) for value in doubled_values(builder, self._words(builder, expert))
-        ]
-        factors = builder.op("Unsqueeze", self._factors(builder, expert), last)
-        scaled = self._times_global(builder, builder.op("Mul", builder.op("Concat", *values, axis=5), factors))
+        n = self.columns // self.block
+        values = doubled_values_in_order(builder, self._words(builder, expert))
+        by_block = builder.op("Reshape", values, integers(builder, self.rows, n, self.block))
+        factors = builder.op("Reshape", self._factors(builder, expert), integers(builder, self.rows, n, 1))
+        scaled = self._times_global(builder, builder.op("Mul", by_block, factors))
         matrix = builder.op("Reshape", scaled, integers(builder, self.rows, self.columns))
         return matrix if builder.element == "FLOAT" else builder.cast(matrix, builder.element)
 
