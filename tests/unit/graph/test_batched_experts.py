@@ -213,7 +213,7 @@ def test_experts_compile(tmp_path: Path, stored: str, form: str, element: Elemen
 
 @pytest.mark.rtx
 @needs("rtx")
-@pytest.mark.parametrize("stored", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("stored", ["mxfp4", "nvfp4", "bfloat16"])
 def test_tensorrt_writes_no_chosen_matrix_out(tmp_path: Path, stored: str) -> None:
     config = msgspec.structs.replace(GPT_OSS, intermediate_size=1024)
     path, _ = write_experts(tmp_path, gathered_experts, config, stored, "BFLOAT16")
