@@ -164,8 +164,8 @@ def mxfp4_stack(builder: GraphBuilder, name: str) -> PackedStack:
 
 
 def nvfp4_stack(builder: GraphBuilder, name: str) -> PackedStack:
-    """Experts as recipe nvfp4 stores them; or one matrix, as a stack of one."""
-    codes, scales = (_as_stack(builder.stored(f"{name}{suffix}")) for suffix in ("", BLOCK_SCALES))
+    """Experts as recipe nvfp4 stores them."""
+    codes, scales = builder.stored(name), builder.stored(f"{name}{BLOCK_SCALES}")
     return PackedStack(
         codes=codes,
         scales=_require_words(scales),
@@ -209,10 +209,6 @@ def _as_float(builder: GraphBuilder, values: str) -> str:
 def _as_words(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     """Stored bytes as integers of 32 bits."""
     return replace(spec, name=f"{spec.name}.words", dtype="I32", shape=shape)
-
-
-def _as_stack(spec: TensorSpec) -> TensorSpec:
-    return replace(spec, shape=(1, *spec.shape)) if len(spec.shape) == 2 else spec
 
 
 def _require_words(scales: TensorSpec) -> TensorSpec:
