@@ -200,14 +200,16 @@ def sweep() -> tuple[DraftCase | SelectCase, ...]:
         batch, hidden = batches[turn % len(batches)], hiddens[turn % len(hiddens)]
         vocabulary = vocabularies[turn % len(vocabularies)] if batch < 64 else 257
         table = (None, None, "bfloat16", "float32")[turn // 3 % 4]
-        kinds = {"dtype": dtype, "table_dtype": table, "vocabulary": vocabulary}
-        normed = bool(turn % 2)
-        cases.append(_draft(batch, slots, hidden, accepted="every", norm_before_residual=normed, **kinds))
+        kinds = {"dtype": dtype, "table_dtype": table}
+        # A table of more numbers takes longer to make than everything else.
+        rows, normed = min(vocabulary, 2**26 // hidden), bool(turn % 2)
+        draft = {"vocabulary": rows, "accepted": "every", "norm_before_residual": normed}
+        cases.append(_draft(batch, slots, hidden, **draft, **kinds))
         # Triton's interpreter takes about a millisecond for a step of a program.
         programs = -(-batch * slots // 16) * -(-vocabulary // 64)
         hidden = min(hidden, 32 * max(1, 3000 // programs))
         candidates = min(turn % 17, vocabulary)
-        cases.append(_select(batch, slots, hidden, candidates=candidates, **kinds))
+        cases.append(_select(batch, slots, hidden, vocabulary, candidates=candidates, **kinds))
     return tuple(cases)
 
 
