@@ -1,7 +1,9 @@
-"""The CPU figures of the README: step time against cache capacity, and plain decoding against other CPU engines.
+"""The CPU figures of the README: step time against cache capacity, plain decoding against other CPU engines, and one
+parallel draft pass against as many sequential passes as there are drafts.
 
     python scripts/measure_cpu.py capacity BUILD_512 BUILD_8192
     python scripts/measure_cpu.py peers BUILD HUGGINGFACE_FOLDER [--genai GENAI_FOLDER]
+    python scripts/measure_cpu.py drafting BUILD [BUILD ...]
 
 HUGGINGFACE_FOLDER holds the same target for transformers; GENAI_FOLDER what
 `python -m onnxruntime_genai.models.builder -i HUGGINGFACE_FOLDER -o GENAI_FOLDER -p fp32 -e cpu` makes of it.
@@ -42,6 +44,9 @@ def main() -> None:
     peers.add_argument("--genai", type=Path)
     peers.add_argument("--tokens", type=int, default=48)
     peers.set_defaults(run=lambda options: measure_peers(options))
+    drafting = commands.add_parser("drafting")
+    drafting.add_argument("builds", nargs="+", type=Path)
+    drafting.set_defaults(run=lambda options: measure_drafting(options.builds))
     options = parser.parse_args()
     options.run(options)
 
@@ -75,6 +80,51 @@ def verify_and_draft(build: LoadedBuild, rows: int) -> None:
         start_position=TOKENS_PRESENT,
     )
     build.engine.run_drafter([draft], 5)
+
+
+def measure_drafting(paths: list[Path]) -> None:
+    """Time K drafts of one parallel pass against K passes of the same layers, each of which waits for the one before.
+
+    Both begin with the rows of a verify step that accepted two drafts. A sequential pass after the first reads one row,
+    as EAGLE-3's does; unlike EAGLE-3's it runs `fc` as well, so its time without `fc` would be a little lower.
+    """
+    for path in paths:
+        build = open_build(path)
+        width = len(build.manifest.drafter.aux_layer_ids) * build.manifest.drafter.target_hidden_size
+        for draft_tokens in (3, 5, 7):
+            runs: list[Callable[[], object]] = [
+                lambda width=width, build=build, count=draft_tokens: draft(build, 3, count, 0, width),
+                lambda width=width, build=build, count=draft_tokens: draft_in_sequence(build, count, width),
+            ]
+            for run in runs:
+                run()
+            parallel, sequential = take_turns(runs, TURNS)
+            ratios = [second / first for first, second in zip(parallel, sequential, strict=True)]
+            one, several = (1e3 * statistics.median(times) for times in (parallel, sequential))
+            print(
+                f"{path.name} K={draft_tokens}: one pass {one:.2f} ms, {draft_tokens} passes {several:.2f} ms; ", end=""
+            )
+            print(f"ratio {statistics.median(ratios):.2f} (quartiles {quartiles(ratios)})")
+
+
+def draft_in_sequence(build: LoadedBuild, draft_tokens: int, width: int) -> None:
+    """K passes that draft one token each."""
+    draft(build, 3, 1, 0, width)
+    for index in range(1, draft_tokens):
+        draft(build, 1, 1, 2 + index, width)
+
+
+def draft(build: LoadedBuild, rows: int, draft_tokens: int, offset: int, width: int) -> None:
+    """One pass of the drafter over `rows` real rows, past the tokens that the cache is taken to hold."""
+    hidden = np.full((rows, width), 0.5, np.float32)
+    item = DraftRows(
+        slot=0,
+        next_token_ids=np.arange(100, 100 + rows, dtype=np.int32),
+        hidden=hidden,
+        num_accepted=rows - 1,
+        start_position=TOKENS_PRESENT + offset,
+    )
+    build.engine.run_drafter([item], draft_tokens)
 
 
 def measure_peers(options: argparse.Namespace) -> None:
