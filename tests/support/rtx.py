@@ -16,12 +16,18 @@ NOISE = ("checkMacros", "cudaError 35", "unused or used only at compile-time", "
 """That there is no driver, that a graph whose layers all have windows reads no lengths, and that a function's body
 calls an output what the function calls it."""
 
+SCRATCH = "Max Scratch Memory:"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """An engine, and what TensorRT made of each attention: causal kind, has lengths, has a mask, may be taken apart."""
+    """An engine, and what TensorRT made of each attention: causal kind, has lengths, has a mask, may be taken apart.
+
+    Its scratch memory holds what kernels pass to each other, in the largest pass.
+    """
 
     engine_bytes: int
+    scratch_bytes: int
     attentions: list[tuple[str, bool, bool, bool]]
 
 
@@ -33,7 +39,7 @@ def compile_graph(path: Path, ports: Sequence[Port], *, capability: str = "SM120
     """
     import tensorrt_rtx as trt
 
-    logger, complaints = _logger(trt)
+    logger, complaints, remarks = _logger(trt)
     builder = trt.Builder(logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
@@ -46,11 +52,13 @@ def compile_graph(path: Path, ports: Sequence[Port], *, capability: str = "SM120
     engine = builder.build_serialized_network(network, config)
     assert engine is not None, complaints
     assert not complaints, complaints
-    return Compiled(engine_bytes=engine.nbytes, attentions=_attentions(trt, network))
+    scratch_bytes = int(next(each for each in remarks if each.startswith(SCRATCH)).split()[3])
+    return Compiled(engine_bytes=engine.nbytes, scratch_bytes=scratch_bytes, attentions=_attentions(trt, network))
 
 
-def _logger(trt: Any) -> tuple[Any, list[str]]:
+def _logger(trt: Any) -> tuple[Any, list[str], list[str]]:
     complaints: list[str] = []
+    remarks: list[str] = []
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -59,8 +67,10 @@ def _logger(trt: Any) -> tuple[Any, list[str]]:
         def log(self, severity: Any, message: str) -> None:
             if severity <= trt.ILogger.Severity.WARNING and not any(noise in message for noise in NOISE):
                 complaints.append(message)
+            elif severity == trt.ILogger.Severity.INFO:
+                remarks.append(message)
 
-    return Logger(), complaints
+    return Logger(), complaints, remarks
 
 
 def _profile(builder: Any, ports: Sequence[Port]) -> Any:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnxruntime
 import pytest
@@ -16,9 +17,9 @@ from safetensors.torch import save_file
 from peagle_trt.errors import CheckpointError
 from peagle_trt.graph.batched import Port
 from peagle_trt.graph.batched.experts_layer import gathered_experts, switched_experts
-from peagle_trt.graph.batched.experts_stacks import mxfp4_stack
+from peagle_trt.graph.batched.experts_stacks import integers, mxfp4_stack
 from peagle_trt.graph.batched.nodes import BATCHED_OPSET
-from peagle_trt.graph.batched.packed_words import doubled_values, scale_values
+from peagle_trt.graph.batched.packed_words import doubled_values, doubled_values_in_order, scale_values
 from peagle_trt.graph.builder import Element, GraphBuilder
 from peagle_trt.readers.safetensors_file import read_header
 from peagle_trt.spec import ExpertsConfig
@@ -29,7 +30,7 @@ from tests.support.batched import open_batched_pair
 from tests.support.capabilities import needs
 from tests.support.models import open_pair
 from tests.support.quantized import nvfp4
-from tests.support.rtx import compile_graph
+from tests.support.rtx import SIZES, compile_graph
 from tests.support.shrunk_models import shrink
 from tests.unit.graph.test_batched_gpt_oss import read_in_two, token_ids_of
 
@@ -145,15 +146,18 @@ def test_every_word_of_codes_is_taken_apart_exactly(tmp_path: Path) -> None:
     builder = GraphBuilder("words", {}, opset=BATCHED_OPSET)
     builder.input("words", "INT32", ["N"])
     table = builder.constant(np.arange(256, dtype=np.float32))
+    in_order = builder.op("Reshape", doubled_values_in_order(builder, "words"), integers(builder, -1, 8))
     parts = [*doubled_values(builder, "words"), *scale_values(builder, "words", table)]
     for place, part in enumerate(parts):
         builder.output(builder.op("Identity", part, output=f"part.{place}"), "FLOAT", ["N"])
+    builder.output(builder.op("Identity", in_order, output="in.order"), "FLOAT", ["N", 8])
     (tmp_path / "words.onnx").write_bytes(builder.model().SerializeToString())
     found = open_session(tmp_path / "words.onnx").run(None, {"words": words})
     codes = words.view(np.uint32)[:, None] >> np.arange(0, 32, 4, dtype=np.uint32) & 15
     doubled = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
     np.testing.assert_array_equal(np.stack(found[:8], axis=1), doubled[codes])
-    np.testing.assert_array_equal(np.stack(found[8:], axis=1), words.view(np.uint8).reshape(-1, 4))
+    np.testing.assert_array_equal(found[12], doubled[codes])
+    np.testing.assert_array_equal(np.stack(found[8:12], axis=1), words.view(np.uint8).reshape(-1, 4))
 
 
 def test_scales_that_fill_no_words_are_named(tmp_path: Path) -> None:
@@ -205,6 +209,19 @@ def test_experts_compile(tmp_path: Path, stored: str, form: str, element: Elemen
     path, _ = write_experts(tmp_path, FORMS[form], GPT_OSS, stored, element)
     ports = (Port(name="rows", element=element, dims=("S", HIDDEN), is_input=True),)
     assert compile_graph(path, ports).engine_bytes > 0
+
+
+@pytest.mark.rtx
+@needs("rtx")
+@pytest.mark.parametrize("stored", ["mxfp4", "nvfp4", "bfloat16"])
+def test_tensorrt_writes_no_chosen_matrix_out(tmp_path: Path, stored: str) -> None:
+    config = msgspec.structs.replace(GPT_OSS, intermediate_size=1024)
+    path, _ = write_experts(tmp_path, gathered_experts, config, stored, "BFLOAT16")
+    rows = SIZES["S"][2]
+    packed_bytes = rows * config.experts_per_token * 2 * config.intermediate_size * HIDDEN // 2
+    ports = (Port(name="rows", element="BFLOAT16", dims=("S", HIDDEN), is_input=True),)
+    # Gathering, unpacking, scaling, multiplying and adding are then one kernel. 8 MiB are TensorRT's own.
+    assert compile_graph(path, ports).scratch_bytes < packed_bytes
 
 
 @pytest.mark.rtx

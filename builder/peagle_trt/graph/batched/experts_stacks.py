@@ -20,6 +20,7 @@ from peagle_trt.graph.batched.packed_words import (
     CODES_A_WORD,
     SCALES_A_WORD,
     doubled_values,
+    doubled_values_in_order,
     halved_e4m3,
     halved_e8m0,
     scale_values,
@@ -120,12 +121,11 @@ class PackedStack:
 
     def matrix(self, builder: GraphBuilder, expert: str) -> str:
         """See `Stack`."""
-        last = integers(builder, 5)
-        values = [
-            builder.op("Unsqueeze", value, last) for value in doubled_values(builder, self._words(builder, expert))
-        ]
-        factors = builder.op("Unsqueeze", self._factors(builder, expert), last)
-        scaled = self._times_global(builder, builder.op("Mul", builder.op("Concat", *values, axis=5), factors))
+        n = self.columns // self.block
+        values = doubled_values_in_order(builder, self._words(builder, expert))
+        by_block = builder.op("Reshape", values, integers(builder, self.rows, n, self.block))
+        factors = builder.op("Reshape", self._factors(builder, expert), integers(builder, self.rows, n, 1))
+        scaled = self._times_global(builder, builder.op("Mul", by_block, factors))
         matrix = builder.op("Reshape", scaled, integers(builder, self.rows, self.columns))
         return matrix if builder.element == "FLOAT" else builder.cast(matrix, builder.element)
 
@@ -164,8 +164,8 @@ def mxfp4_stack(builder: GraphBuilder, name: str) -> PackedStack:
 
 
 def nvfp4_stack(builder: GraphBuilder, name: str) -> PackedStack:
-    """Experts as recipe nvfp4 stores them; or one matrix, as a stack of one."""
-    codes, scales = (_as_stack(builder.stored(f"{name}{suffix}")) for suffix in ("", BLOCK_SCALES))
+    """Experts as recipe nvfp4 stores them."""
+    codes, scales = builder.stored(name), builder.stored(f"{name}{BLOCK_SCALES}")
     return PackedStack(
         codes=codes,
         scales=_require_words(scales),
@@ -209,10 +209,6 @@ def _as_float(builder: GraphBuilder, values: str) -> str:
 def _as_words(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     """Stored bytes as integers of 32 bits."""
     return replace(spec, name=f"{spec.name}.words", dtype="I32", shape=shape)
-
-
-def _as_stack(spec: TensorSpec) -> TensorSpec:
-    return replace(spec, shape=(1, *spec.shape)) if len(spec.shape) == 2 else spec
 
 
 def _require_words(scales: TensorSpec) -> TensorSpec:

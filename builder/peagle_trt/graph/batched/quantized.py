@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from peagle_trt.graph.batched.experts_stacks import integers, nvfp4_stack
+from peagle_trt.graph.batched.experts_stacks import integers
 from peagle_trt.graph.batched.nodes import BATCHED_OPSET
 from peagle_trt.graph.builder import GraphBuilder
 from peagle_trt.quant.fp8 import LARGEST_E4M3
 from peagle_trt.quant.nvfp4 import LARGEST_E2M1
 from peagle_trt.quant.packing import BLOCK_SCALES, GLOBAL_SCALE, INPUT_SCALE, SCALE
+from peagle_trt.readers.float_codes import decode_e2m1
 from peagle_trt.readers.packed import NVFP4_BLOCK
 
 if TYPE_CHECKING:
     import onnx
 
+LARGEST_FP8, LARGEST_NVFP4 = LARGEST_E4M3, LARGEST_E2M1 * LARGEST_E4M3
 TENSORRT = "trt"
 DYNAMIC_QUANTIZE = "TRT_FP4DynamicQuantize"
 
@@ -35,6 +37,8 @@ def is_quantized(builder: GraphBuilder, name: str) -> bool:
 def linear(builder: GraphBuilder, rows: str, name: str, bias: str = "") -> str:
     """`rows @ weight.T + bias`, weight and rows both quantized; the bias only where it is stored.
 
+    Every row is brought to the format's range by a scale that is measured as it comes; nothing is cut off.
+
     Args:
         builder: Graph under construction.
         rows: [..., columns] in the type that the graph computes in; three dimensions at most for NVFP4.
@@ -44,14 +48,33 @@ def linear(builder: GraphBuilder, rows: str, name: str, bias: str = "") -> str:
     Returns:
         [..., rows of the matrix], in the same type.
     """
-    if builder.has_weight(f"{name}{SCALE}"):
-        coarse, matrix = _fp8_rows(builder, rows, name), _fp8_matrix(builder, name)
+    row_scale, scaled = _scale_rows(builder, rows, LARGEST_FP8 if _is_fp8(builder, name) else LARGEST_NVFP4)
+    if _is_fp8(builder, name):
+        coarse, matrix = _fp8_rows(builder, scaled, name), _fp8_matrix(builder, name)
     elif builder.element == "FLOAT":
-        coarse, matrix = _spelled_nvfp4_rows(builder, rows, name), _spelled_nvfp4_matrix(builder, name)
+        coarse, matrix = _spelled_nvfp4_rows(builder, scaled, name), _spelled_nvfp4_matrix(builder, name)
     else:
-        coarse, matrix = _nvfp4_rows(builder, rows, name), _nvfp4_matrix(builder, name)
+        coarse, matrix = _nvfp4_rows(builder, scaled, name), _nvfp4_matrix(builder, name)
     product = builder.op("MatMul", coarse, builder.op("Transpose", matrix, perm=[1, 0]))
+    product = _in_element(builder, builder.op("Mul", _as_float(builder, product), row_scale))
     return builder.op("Add", product, builder.weight(bias)) if bias and builder.has_weight(bias) else product
+
+
+def _scale_rows(builder: GraphBuilder, rows: str, largest: float) -> tuple[str, str]:
+    """What every row is divided by, [..., 1], and the rows, whose largest magnitude is then `largest`; in float32.
+
+    A row has the same scale alone and among others, so that a verify step sees what single steps see.
+    """
+    values = _as_float(builder, rows)
+    found = builder.op("ReduceMax", builder.op("Abs", values), integers(builder, -1), keepdims=1)
+    scale = builder.op("Mul", found, _number(builder, 1 / largest))
+    is_zero = builder.op("Equal", scale, _number(builder, 0))
+    sound = builder.op("Where", is_zero, _number(builder, 1), scale)
+    return sound, builder.op("Div", values, sound)
+
+
+def _is_fp8(builder: GraphBuilder, name: str) -> bool:
+    return builder.has_weight(f"{name}{SCALE}")
 
 
 def _fp8_rows(builder: GraphBuilder, rows: str, name: str) -> str:
@@ -108,7 +131,15 @@ def _two_levels(builder: GraphBuilder, codes: str, scales: str, scale: str) -> s
 
 
 def _spelled_nvfp4_matrix(builder: GraphBuilder, name: str) -> str:
-    return nvfp4_stack(builder, name).matrix(builder, builder.constant(np.zeros((1, 1), np.int64)))
+    spec = builder.stored(name)
+    rows, columns = spec.shape[0], 2 * spec.shape[1]
+    pairs = builder.constant(decode_e2m1(np.arange(256, dtype=np.uint8).reshape(-1, 1)))
+    values = builder.op("Gather", pairs, builder.cast(builder.raw_weight(name), "INT32"), axis=0)
+    blocks = builder.op("Reshape", values, integers(builder, rows, columns // NVFP4_BLOCK, NVFP4_BLOCK))
+    scales = builder.cast(builder.raw_weight(f"{name}{BLOCK_SCALES}"), "FLOAT")
+    factors = builder.op("Mul", scales, builder.raw_weight(f"{name}{GLOBAL_SCALE}"))
+    scaled = builder.op("Mul", blocks, builder.op("Unsqueeze", factors, integers(builder, 2)))
+    return builder.op("Reshape", scaled, integers(builder, rows, columns))
 
 
 def _spelled_nvfp4_rows(builder: GraphBuilder, rows: str, name: str) -> str:
@@ -182,6 +213,14 @@ def _dynamic_quantize_function() -> onnx.FunctionProto:
         opset_imports=[helper.make_opsetid("", BATCHED_OPSET)],
         attributes=["axis", "block_size", "scale_type"],
     )
+
+
+def _as_float(builder: GraphBuilder, values: str) -> str:
+    return values if builder.element == "FLOAT" else builder.cast(values, "FLOAT")
+
+
+def _in_element(builder: GraphBuilder, values: str) -> str:
+    return values if builder.element == "FLOAT" else builder.cast(values, builder.element)
 
 
 def _number_of(element: str) -> int:
