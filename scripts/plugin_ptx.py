@@ -39,7 +39,13 @@ class Driver:
         return function
 
     def launch(
-        self, function: ctypes.c_void_p, grid: Sequence[int], threads: int, shared_bytes: int, stream: int, values: list
+        self,
+        function: ctypes.c_void_p,
+        grid: Sequence[int],
+        threads: int,
+        shared_bytes: int,
+        stream: int,
+        values: list[Any],
     ) -> None:
         """Launch with parameters as ctypes values; `grid` has one or two sizes."""
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))

@@ -194,20 +194,20 @@ SELECT_CASES = (
 
 def sweep() -> tuple[DraftCase | SelectCase, ...]:
     """Every K in every type, with sizes that take turns: batches to 64, hidden sizes to 8192, ids past 16 bits."""
-    batches, hiddens, vocabularies = (1, 64, 2, 17, 5), (576, 577, 2880, 1023, 8192, 96, 4096), (70_000, 257, 4096, 1)
+    batches, hiddens, counts = (1, 64, 2, 17, 5), (576, 577, 2880, 1023, 8192, 96, 4096), (0, 1, 16, 2, 0, 7)
     cases: list[DraftCase | SelectCase] = []
     for turn, (dtype, slots) in enumerate(itertools.product(DTYPES, range(1, 17))):
-        batch, hidden = batches[turn % len(batches)], hiddens[turn % len(hiddens)]
-        vocabulary = vocabularies[turn % len(vocabularies)] if batch < 64 else 257
-        table = (None, None, "bfloat16", "float32")[turn // 3 % 4]
-        kinds = {"dtype": dtype, "table_dtype": table, "vocabulary": vocabulary}
-        normed = bool(turn % 2)
-        cases.append(_draft(batch, slots, hidden, accepted="every", norm_before_residual=normed, **kinds))
-        # Triton's interpreter takes about a millisecond for a step of a program.
+        batch, hidden, candidates = (values[turn % len(values)] for values in (batches, hiddens, counts))
+        kinds = {"dtype": dtype, "table_dtype": (None, None, "bfloat16", "float32")[turn // 3 % 4]}
+        # A larger table takes longer to make than everything else.
+        vocabulary, normed = min((70_000, 257, 1)[turn % 3], 2**26 // hidden), bool(turn % 2)
+        draft = {"vocabulary": vocabulary, "accepted": "every", "norm_before_residual": normed}
+        cases.append(_draft(batch, slots, hidden, **draft, **kinds))
+        # Triton's interpreter takes some milliseconds for a step of a program, of which there are a few thousand.
+        vocabulary = 70_000 if batch * slots <= 16 and candidates <= 1 else 1025 if batch < 64 else 130
         programs = -(-batch * slots // 16) * -(-vocabulary // 64)
-        hidden = min(hidden, 32 * max(1, 3000 // programs))
-        candidates = min(turn % 17, vocabulary)
-        cases.append(_select(batch, slots, hidden, candidates=candidates, **kinds))
+        hidden = min(hidden, 32 * max(1, 1000 // programs))
+        cases.append(_select(batch, slots, hidden, vocabulary, candidates=candidates, **kinds))
     return tuple(cases)
 
 
