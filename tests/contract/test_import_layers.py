@@ -39,6 +39,7 @@ ROOMS = {
     "engine": {"quant"},
     "decode": {"engine", "build_folder"},
     "catalog": set[str](),
+    "roofline": set[str](),
     "diagnose": {"readers", "quant", "graph", "engine", "decode"},
     "verify": {"readers", "quant", "engine", "build_folder"},
 }
