@@ -28,28 +28,30 @@ def acceptance_curve(text: str | None, pair: Pair | None) -> AcceptanceCurve:
         if pair is None:
             raise UsageError("no acceptance is known for a head given by path", hint=_HINT)
         return _short(pair.curve(text or known[0]))
+    shares = _shares(text)
+    if shares is not None:
+        return _curve(shares, "--acceptance", "shares given with --acceptance")
     if Path(text).is_file():
         return _from_document(Path(text))
-    return _from_text(text, known)
+    also = f"; published for: {', '.join(known)}" if known else ""
+    raise UsageError(f"--acceptance `{text}` is no file and no list of shares", hint=_HINT + also)
 
 
 def _short(curve: AcceptanceCurve) -> AcceptanceCurve:
     return AcceptanceCurve(shares=curve.shares[:MAX_DRAFT_TOKENS], source=curve.source)
 
 
-def _from_text(text: str, known: list[str]) -> AcceptanceCurve:
+def _shares(text: str) -> list[float] | None:
     try:
-        shares = [float(part) for part in text.split(",")]
+        return [float(part) for part in text.split(",")]
     except ValueError:
-        also = f"; published for: {', '.join(known)}" if known else ""
-        raise UsageError(f"--acceptance `{text}` is no file and no list of shares", hint=_HINT + also) from None
-    return _curve(shares, "--acceptance", "shares given with --acceptance")
+        return None
 
 
 def _from_document(path: Path) -> AcceptanceCurve:
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read `{path}`: {error}", hint=_HINT) from error
     shares = _longest(document)
     if shares is None:
@@ -59,8 +61,11 @@ def _from_document(path: Path) -> AcceptanceCurve:
 
 def _longest(document: Any) -> list[Any] | None:
     """Shares of the largest K; they hold those of every smaller one."""
-    results = document.get("results", [document]) if isinstance(document, dict) else []
-    lists = [each.get("acceptance_by_position") for each in results if isinstance(each, dict)]
+    if not isinstance(document, dict):
+        return None
+    results = document.get("results")
+    each_result = results if isinstance(results, list) else [document]
+    lists = [each.get("acceptance_by_position") for each in each_result if isinstance(each, dict)]
     return max((each for each in lists if isinstance(each, list) and each), key=len, default=None)
 
 

@@ -111,7 +111,7 @@ def _read(path: Path) -> Device:
         device = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Device)
     except OSError as error:
         raise UsageError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"`{path}` describes no device: {error}") from error
     _check(device, path)
     return device
