@@ -1,6 +1,7 @@
 """What was measured, and our steps of the same loads: for `validate_roofline.py` and `fit_roofline.py`.
 
-Published figures lie in scripts/roofline/published.toml, this CPU's in cpu_sweep.json, which measure_steps.py wrote.
+Published figures lie in scripts/roofline/published.toml, this CPU's in cpu_sweep.json and cpu_loop.json, which
+measure_steps.py and measure_loop.py wrote.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from peagle_trt.roofline import (
     eagle3_step,
     find_pair,
     p_eagle_step,
+    plain_step,
 )
 from peagle_trt.roofline.acceptance import EAGLE3_DECAY, P_EAGLE_DECAY
 from peagle_trt.roofline.steps import drafter_pass, verify_pass
@@ -186,9 +188,29 @@ def blog_steps(device: Device, context_tokens: int, concurrency: Sequence[int]) 
 
 
 def sweep() -> dict[str, Any]:
-    """What scripts/measure_steps.py wrote."""
+    """Passes on this CPU, which measure_steps.py wrote."""
     found: dict[str, Any] = json.loads((FOLDER / "cpu_sweep.json").read_text(encoding="utf-8"))
     return found
+
+
+def loops() -> dict[str, Any]:
+    """Steps of the decode loop on this CPU, which measure_loop.py wrote."""
+    found: dict[str, Any] = json.loads((FOLDER / "cpu_loop.json").read_text(encoding="utf-8"))
+    return found
+
+
+def loop_time(device: Device, item: dict[str, Any], context_tokens: int) -> float:
+    """Seconds of a step of the decode loop."""
+    pair = find_pair("smollm2-135m")
+    load = Load(
+        batch_size=item["concurrency"],
+        context_tokens=context_tokens,
+        formats=pair.formats,
+        cache_format=default_cache_format(pair.formats),
+    )
+    if not item["draft_tokens"]:
+        return plain_step(device, pair.target, load).seconds
+    return p_eagle_step(device, pair.target, pair.drafter, load, item["draft_tokens"]).seconds
 
 
 def cpu_time(device: Device, item: dict[str, Any], context_tokens: int) -> float:

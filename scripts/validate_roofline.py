@@ -2,7 +2,7 @@
 
     python -m scripts.validate_roofline table10   H200: 108 cells of tokens a second, 54 gains, the best K
     python -m scripts.validate_roofline blog      B200: 21 speed-ups over EAGLE-3, and four figures of a pull request
-    python -m scripts.validate_roofline cpu       44 passes of smollm2-135m on one core of this CPU
+    python -m scripts.validate_roofline cpu       44 passes of smollm2-135m on one core of this CPU, and its decode loop
 
 `--context N` sets the tokens present, which no source says.
 """
@@ -26,6 +26,8 @@ from scripts.roofline_tables import (
     is_fitted,
     is_fitted_cpu,
     load_of,
+    loop_time,
+    loops,
     predict_step,
     published,
     sweep,
@@ -199,7 +201,33 @@ def lay_against_cpu(_: int) -> None:
                     predicted=(verify.predicted + draft.predicted) / plain.predicted,
                 )
             )
-    report("whole steps, as ratios", steps)
+    report("verify and draft together, as ratios", steps)
+    report_loop(device)
+
+
+def report_loop(device: Device) -> None:
+    """Tokens of the decode loop in a second of CPU time, and its speed-ups over plain decoding of as many requests."""
+    measured = loops()
+    rates: dict[tuple[int, int], Cell] = {}
+    for item in measured["steps"]:
+        slots, count = item["draft_tokens"], item["concurrency"]
+        tokens = count * item["tokens_a_step"]
+        rates[slots, count] = Cell(
+            name=f"decode loop K={slots} B={count} (tokens/s)",
+            measured=1e3 * tokens / item["cpu_ms"],
+            predicted=tokens / loop_time(device, item, measured["context_tokens"]),
+        )
+    report("decode loop, tokens/s", list(rates.values()))
+    speedups = [
+        Cell(
+            name=f"decode loop K={slots} B={count} over plain",
+            measured=cell.measured / rates[0, count].measured,
+            predicted=cell.predicted / rates[0, count].predicted,
+        )
+        for (slots, count), cell in rates.items()
+        if slots
+    ]
+    report("decode loop, speed-up over plain decoding", speedups)
 
 
 COMMANDS: dict[str, Callable[[int], None]] = {
