@@ -4,6 +4,7 @@
     python -m scripts.fit_roofline h200     three constants, from the paper's 24 gpt-oss cells at K = 3
     python -m scripts.fit_roofline b200     layers from two plain figures, the host's work from three speed-ups
     python -m scripts.fit_roofline cpu      bandwidth and rate, from seven of 44 passes
+    python -m scripts.fit_roofline spread   the H200's fit again for experts that differ in popularity, and how it does
 
 Times are sums that are linear in what is fitted, so a fit is one least-squares solution of relative errors.
 """
@@ -11,6 +12,7 @@ Times are sums that are linear in what is fitted, so a fit is one least-squares 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
@@ -72,16 +74,41 @@ def solve(make: Callable[[Sequence[float]], Iterable[float]], measured: Sequence
 
 def fit_h200(context_tokens: int) -> None:
     """Three constants from 24 of the 108 cells."""
-    device = find_device("h200")
+    share, layer, request = fit_gpu(find_device("h200"), context_tokens, math.inf)
+    print(f"bandwidth_efficiency {share:.3f}, layer {1e6 * layer:.1f} us, request {1e3 * request:.3f} ms")
+
+
+def fit_gpu(device: Device, context_tokens: int, spread: float) -> tuple[float, float, float]:
+    """Share of the bandwidth, seconds of a layer and of a request, from the fitted cells of table 10."""
     cells = [cell for cell in table10() if is_fitted(cell)]
+    steps = [lambda each, cell=cell: predict_step(each, cell, context_tokens, spread=spread) for cell in cells]
+    slowness, layer, request = solve(
+        lambda factors: gpu_times(device, factors, steps), [cell.step_seconds for cell in cells], 3
+    )
+    return 1 / slowness, layer, request
 
-    def times(factors: Sequence[float]) -> Iterable[float]:
-        return gpu_times(
-            device, factors, [lambda each, cell=cell: predict_step(each, cell, context_tokens) for cell in cells]
+
+def fit_spread(context_tokens: int) -> None:
+    """Cells of table 10 within 15 % under several spreads, each with constants fitted for it."""
+    device, cells = find_device("h200"), table10()
+    for spread in (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, math.inf):
+        share, layer, request = fit_gpu(device, context_tokens, spread)
+        fitted = with_constants(
+            device,
+            bandwidth_efficiency=min(share, 1.0),
+            layer_overhead_seconds=layer,
+            request_overhead_seconds=request,
         )
-
-    slowness, layer, request = solve(times, [cell.step_seconds for cell in cells], 3)
-    print(f"bandwidth_efficiency {1 / slowness:.3f}, layer {1e6 * layer:.1f} us, request {1e3 * request:.3f} ms")
+        errors = [
+            abs(cell.step_seconds / predict_step(fitted, cell, context_tokens, spread=spread).seconds - 1)
+            for cell in cells
+        ]
+        inside = sum(error <= 0.15 for error in errors)
+        print(
+            f"spread {spread:5.0f}: {inside:3d} of {len(cells)} within 15%, mean {statistics.mean(errors):.1%}; ",
+            end="",
+        )
+        print(f"share of the bandwidth {share:.2f}, layer {1e6 * layer:.0f} us, request {1e3 * request:.2f} ms")
 
 
 def gpu_times(
@@ -178,6 +205,7 @@ COMMANDS: dict[str, Callable[[int], None]] = {
     "h200": fit_h200,
     "b200": fit_b200,
     "cpu": fit_cpu,
+    "spread": fit_spread,
 }
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ measure_steps.py and measure_loop.py wrote.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,10 +126,10 @@ def one_layer(drafter: Geometry) -> Geometry:
     return msgspec.structs.replace(drafter, num_layers=1)
 
 
-def predict_step(device: Device, cell: Published, context_tokens: int) -> StepTime:
-    """A step of table 10."""
+def predict_step(device: Device, cell: Published, context_tokens: int, *, spread: float = math.inf) -> StepTime:
+    """A step of table 10, with experts of a given spread of popularity."""
     pair = find_pair(cell.model)
-    load = load_of(pair, cell.model, cell.concurrency, context_tokens)
+    load = replace(load_of(pair, cell.model, cell.concurrency, context_tokens), routing_spread=spread)
     if cell.method == "p-eagle":
         return p_eagle_step(device, pair.target, pair.drafter, load, cell.draft_tokens)
     return eagle3_step(device, pair.target, one_layer(pair.drafter), load, cell.draft_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,12 +23,14 @@ class Load:
         context_tokens: Tokens of each that are in the caches.
         formats: What weights are stored in.
         cache_format: What keys and values are stored in.
+        routing_spread: How equal a mixture's experts are in popularity, see `expected_experts`; without limit, all are.
     """
 
     batch_size: int
     context_tokens: int
     formats: WeightFormats
     cache_format: str
+    routing_spread: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ def verify_pass(device: Device, target: Geometry, load: Load, *, draft_tokens: i
     rows = load.batch_size * (draft_tokens + 1)
     operations = (
         _matrix(target.attention_parameters + target.router_parameters, rows, load.formats.attention),
-        _feed_forward(target, rows, load.formats.feed_forward),
+        _feed_forward(target, load, rows, load.formats.feed_forward),
         _attention(target, load, draft_tokens + 1),
         _output_layer(target, rows, load.formats.head),
     )
@@ -157,7 +160,7 @@ def drafter_pass(
     fused = 0 if reads_target else drafter.hidden_size * drafter.fused_size
     operations = (
         _matrix(drafter.attention_parameters - fused, rows, load.formats.drafter),
-        _feed_forward(drafter, rows, load.formats.drafter),
+        _feed_forward(drafter, load, rows, load.formats.drafter),
         _attention(drafter, load, rows_each),
         _output_layer(drafter, load.batch_size * sampled_each, load.formats.drafter),
     )
@@ -187,11 +190,11 @@ def _matrix(parameters: int, rows: int, stored_format: str) -> _Operation:
     )
 
 
-def _feed_forward(model: Geometry, rows: int, stored_format: str) -> _Operation:
+def _feed_forward(model: Geometry, load: Load, rows: int, stored_format: str) -> _Operation:
     """Blocks of every layer: of a mixture only the experts that some row is sent to are read."""
     if not model.num_experts:
         return _matrix(model.feed_forward_parameters, rows, stored_format)
-    touched = expected_experts(model.num_experts, model.experts_per_token, rows)
+    touched = expected_experts(model.num_experts, model.experts_per_token, rows, spread=load.routing_spread)
     layers = model.num_layers * model.block_parameters
     return _Operation(
         size_bytes=layers * touched * BYTES_PER_ELEMENT[stored_format],

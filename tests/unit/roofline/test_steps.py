@@ -167,3 +167,10 @@ def test_narrower_weights_take_less_time_where_memory_bounds() -> None:
     loads = [Load(batch_size=8, context_tokens=500, formats=each, cache_format="bf16") for each in (BF16, narrow)]
     wide_seconds, narrow_seconds = (plain_step(found, pair.target, load).seconds for load in loads)
     assert narrow_seconds < wide_seconds
+
+
+def test_favourite_experts_are_read_once() -> None:
+    pair, found = find_pair("gpt-oss-120b"), find_device("b200")
+    load = Load(batch_size=8, context_tokens=500, formats=pair.formats, cache_format="bf16")
+    equal, favourites = (plain_step(found, pair.target, each) for each in (load, replace(load, routing_spread=2.0)))
+    assert favourites.verify.memory_seconds < equal.verify.memory_seconds
