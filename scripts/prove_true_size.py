@@ -9,6 +9,8 @@ graphs   the ONNX checker and strict shape inference over those graphs
 pass     the whole target reads four tokens; its weights read as zeros, so only time and memory mean anything
 layer    one decoder layer with random weights against transformers' own, in float32
 drafter  the whole drafter with random weights against plain torch, in float64
+compile  two layers of the target, with the whole vocabulary, and the whole drafter become TensorRT-RTX engines for
+         SM120, in bfloat16, FP8 and NVFP4; needs `tensorrt_rtx` and no GPU
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,14 @@ import numpy as np
 from peagle_trt.build_folder import StagedBuild, staging_path
 from peagle_trt.engine.protocol import DraftRows, TargetRows
 from peagle_trt.engine.registry import open_engine
+from peagle_trt.engine.tensorrt.build import read_engines
 from peagle_trt.pipeline import read_checkpoints
 from peagle_trt.spec import BuildSpec, EngineManifest
 from peagle_trt.stages import describe, graph_roles
 from scripts.synthesize_checkpoint import published_models, read_published, shorten, write_drafter, write_target
 
 Result = dict[str, Any]
+PEAGLE_TRT = (sys.executable, "-c", "import sys; from peagle_trt.cli.main import main; sys.exit(main())")
 TABLE_ROWS = 4096
 SEED = 20260201
 # float32 over rows of up to 14,336 products, against float32 or float64; weights of a wrong place are off by 0.1.
@@ -51,8 +55,7 @@ def prove_build(model: str, work: Path, _: int) -> Result:
     synthesize(model, work)
     for earlier in (work / "build", staging_path(work / "build")):
         shutil.rmtree(earlier, ignore_errors=True)
-    command = [sys.executable, "-c", "import sys; from peagle_trt.cli.main import main; sys.exit(main())", "build"]
-    command += ["--target", str(work / "target"), "--drafter", str(work / "drafter")]
+    command = [*PEAGLE_TRT, "build", "--target", str(work / "target"), "--drafter", str(work / "drafter")]
     command += ["--until", "graph", "-o", str(work / "build")]
     before = disk_bytes(work)
     start = time.monotonic()
@@ -171,12 +174,34 @@ def prove_drafter(model: str, work: Path, threads: int) -> Result:
     return require(result, error)
 
 
+def prove_compile(model: str, work: Path, _: int, precisions: Sequence[str] = ("native", "fp8", "nvfp4")) -> Result:
+    """Compile a shortened target and the whole drafter in every precision that a build can ask for."""
+    short = work / "short"
+    synthesize(model, short, num_layers=2, fills="layer")
+    found = {precision: compile_pair(short, precision) for precision in precisions}
+    shutil.rmtree(short)
+    return found
+
+
+def compile_pair(work: Path, precision: str) -> Result:
+    """What `build --backend tensorrt-rtx --until engine` makes of a folder's checkpoints, and what it takes."""
+    output = work / precision
+    command = [*PEAGLE_TRT, "build", "--target", str(work / "target"), "--drafter", str(work / "drafter")]
+    command += ["--backend", "tensorrt-rtx", "--sm", "120", "--precision", precision, "--until", "engine"]
+    subprocess.run([*command, "-o", str(output)], check=True, stdout=subprocess.DEVNULL)
+    engines = read_engines(staging_path(output))
+    shutil.rmtree(staging_path(output))
+    taken = ("size_bytes", "build_seconds", "peak_memory_bytes")
+    return {role: {name: getattr(engine, name) for name in taken} for role, engine in engines.items()}
+
+
 STEPS: dict[str, Callable[[str, Path, int], Result]] = {
     "build": prove_build,
     "graphs": prove_graphs,
     "pass": prove_pass,
     "layer": prove_layer,
     "drafter": prove_drafter,
+    "compile": prove_compile,
 }
 
 
