@@ -16,7 +16,7 @@ from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.partition import METHODS
 from peagle_trt.train.run import TrainingReport, TrainingRequest, train_head
 from peagle_trt.train.sampling import DropSettings
-from peagle_trt.train.trainer import TrainingSettings
+from peagle_trt.train.settings import TrainingSettings
 
 
 @click.command("train")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from peagle_trt.train.features import TrainingSequence
     from peagle_trt.train.head import PeagleHead
     from peagle_trt.train.sampling import RowPlan
-    from peagle_trt.train.trainer import TrainingSettings
+    from peagle_trt.train.settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +42,17 @@ class MemoryRequest:
     method: str = "cached"
     num_segments: int | None = None
     budget_bytes: int | None = None
+
+    def check(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            UsageError: It does.
+        """
+        if self.num_segments is not None and self.budget_bytes is not None:
+            raise UsageError("a number of segments and a memory budget", hint="give one of the two")
+        if self.budget_bytes is not None and self.method != "cached":
+            raise UsageError("a memory budget is kept by `cached` partition only", hint="give a number of segments")
 
 
 def fit_partition(
@@ -63,12 +74,8 @@ def fit_partition(
         report: Takes a line at a time.
 
     Raises:
-        UsageError: The request contradicts itself, or no number of segments fits the budget.
+        UsageError: No number of segments fits the budget.
     """
-    if request.num_segments is not None and request.budget_bytes is not None:
-        raise UsageError("a number of segments and a memory budget", hint="give one of the two")
-    if request.budget_bytes is not None and request.method != "cached":
-        raise UsageError("a memory budget is kept by `cached` partition only", hint="give a number of segments")
     longest = max(sequences, key=lambda sequence: len(sequence.token_ids))
     (plan,) = sample_plans([longest], settings.drop, np.random.default_rng(settings.seed))
     row_bytes = measure_row_bytes(head, tables)

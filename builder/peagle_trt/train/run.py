@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.files import sha256_of
 from peagle_trt.train.acceptance import Acceptance, FrozenTables, freeze_tables
+from peagle_trt.train.checks import check_lengths, check_mask_token
 from peagle_trt.train.collect import CollectionPlan, collect_features
 from peagle_trt.train.curves import draw_curves
 from peagle_trt.train.export import HeadExport
 from peagle_trt.train.features import TrainingSequence, read_all_sequences, verify_shards
 from peagle_trt.train.fitting import MemoryRequest, fit_partition
 from peagle_trt.train.llama import LlamaTarget, read_llama
-from peagle_trt.train.prompting import ChatFormat, make_prompts, read_chat_format
+from peagle_trt.train.prompting import ChatFormat, read_chat_format
 from peagle_trt.train.question_files import read_question_file
+from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale, copy_last_layers, count_tokens, drafter_config, seeded_head
-from peagle_trt.train.trainer import Trainer, TrainingSettings, Watchers
+from peagle_trt.train.trainer import Trainer, Watchers
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
 from peagle_trt.train.workers import Workers, join_workers
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
-
-    from peagle_trt.train.corpus import Question
 
 # Share of the answers kept out of training to measure on, and the most that are needed.
 HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 32
@@ -133,7 +133,10 @@ def _train(
 
     work = request.output_path / "work"
     _check_state(work / "run/state.pt", is_resumed=request.is_resumed)
+    request.memory.check()
     target = read_llama(request.target_path, getattr(torch, request.compute_dtype), request.auxiliary_layers)
+    if request.mask_token_id is not None:
+        check_mask_token(request.mask_token_id, (), target.config.vocab_size)
     chat = read_chat_format(request.target_path, target.config.eos_token_ids[0])
     answers = _collect(request, target, chat, workers, report)
     num_held_out = min(MAX_HELD_OUT, int(len(answers) * HELD_OUT_SHARE) + 1)
@@ -213,7 +216,14 @@ def _collect(
 ) -> list[TrainingSequence]:
     """The target's answers, from disk where an earlier run stored them."""
     questions = read_question_file(request.questions_path)
-    _check_lengths(request, target, chat, questions, report)
+    check_lengths(
+        chat,
+        questions,
+        max_prompt_tokens=request.max_prompt_tokens,
+        max_new_tokens=request.max_new_tokens,
+        max_positions=target.config.max_positions,
+        report=report,
+    )
     report(f"the target answers {len(questions)} questions")
     plan = CollectionPlan(
         max_prompt_tokens=request.max_prompt_tokens,
@@ -226,33 +236,6 @@ def _collect(
     workers.wait()
     verify_shards(folder)
     return [s for s in read_all_sequences(folder) if len(s.token_ids) - s.prompt_length >= SHORTEST_ANSWER]
-
-
-def _check_lengths(
-    request: TrainingRequest, target: LlamaTarget, chat: ChatFormat, questions: Sequence[Question], report: Report
-) -> None:
-    total, limit = request.max_prompt_tokens + request.max_new_tokens, target.config.max_positions
-    if total > limit:
-        raise UsageError(
-            f"prompts of {request.max_prompt_tokens} and answers of {request.max_new_tokens} tokens exceed the "
-            f"target's {limit} positions",
-            hint="lower --max-prompt-tokens or --max-new-tokens",
-        )
-    prompts = make_prompts(
-        questions, chat, max_prompt_tokens=request.max_prompt_tokens, max_new_tokens=request.max_new_tokens
-    )
-    kept = {int(prompt.identifier) for prompt in prompts}
-    left_out = [place for place in range(len(questions)) if place not in kept]
-    if not kept:
-        raise UsageError(
-            f"all {len(questions)} questions are longer than {request.max_prompt_tokens} tokens",
-            hint="raise --max-prompt-tokens",
-        )
-    if left_out:
-        report(
-            f"note: {len(left_out)} of {len(questions)} questions are longer than {request.max_prompt_tokens} tokens "
-            f"and left out, the first is number {left_out[0] + 1}; see --max-prompt-tokens"
-        )
 
 
 def _start(
@@ -269,7 +252,7 @@ def _start(
         counts, coverage=0.985, always=target.config.eos_token_ids, size=request.draft_vocab_size
     )
     mask_token_id = chat.unused_token_id(counts) if request.mask_token_id is None else request.mask_token_id
-    _check_mask_token(mask_token_id, sequences, target.config.vocab_size)
+    check_mask_token(mask_token_id, sequences, target.config.vocab_size)
     trainer, tables = new_trainer(
         target,
         sequences,
@@ -294,20 +277,6 @@ def _start(
     partition = fit_partition(trainer.head, tables, sequences, request.settings, request.memory, report)
     trainer.settings = replace(request.settings, partition=partition)
     return trainer, tables
-
-
-def _check_mask_token(mask_token_id: int, sequences: Sequence[TrainingSequence], vocab_size: int) -> None:
-    if mask_token_id >= vocab_size:
-        raise UsageError(
-            f"the mask token `{mask_token_id}` is outside the target's vocabulary of {vocab_size}",
-            hint="name a token that no text holds with --mask-token-id",
-        )
-    for place, sequence in enumerate(sequences):
-        if (sequence.token_ids == mask_token_id).any():
-            raise UsageError(
-                f"the mask token `{mask_token_id}` occurs in the data, first in answer `{place}`",
-                hint="name a token that no text holds with --mask-token-id",
-            )
 
 
 def _progress(

@@ -24,8 +24,9 @@ from peagle_trt.train.features import INDEX_NAME, TrainingSequence, read_index
 from peagle_trt.train.gradients import Partition
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.run_state import METRICS_NAME, STATE_NAME, check_facts, read_metrics, read_state, write_state
+from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale, seeded_head
-from peagle_trt.train.trainer import Trainer, TrainingSettings, Watchers
+from peagle_trt.train.trainer import Trainer, Watchers
 
 WORKER = Path(__file__).with_name("training_worker.py")
 SETTINGS = TrainingSettings(

@@ -20,7 +20,7 @@ from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import ChatFormat, invented_question, make_prompts, read_chat_format
 from peagle_trt.train.question_files import read_question_file
 from peagle_trt.train.run import TrainingRequest, train_head
-from peagle_trt.train.trainer import TrainingSettings
+from peagle_trt.train.settings import TrainingSettings
 
 END = 1
 

@@ -15,8 +15,9 @@ from peagle_trt.train.acceptance import FrozenTables, draft_everywhere, measure_
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.features import TrainingSequence
 from peagle_trt.train.optimizer import OptimizerSettings
+from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale, seeded_head
-from peagle_trt.train.trainer import Trainer, TrainingSettings
+from peagle_trt.train.trainer import Trainer
 
 SETTINGS = TrainingSettings(
     optimizer=OptimizerSettings(warmup_steps=2, total_steps=12, matrix_rate=0.02), tokens_per_step=60

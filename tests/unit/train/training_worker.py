@@ -14,8 +14,9 @@ from peagle_trt.train.acceptance import freeze_tables
 from peagle_trt.train.features import TrainingSequence
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.run_state import STATE_NAME
+from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale, seeded_head
-from peagle_trt.train.trainer import Trainer, TrainingSettings
+from peagle_trt.train.trainer import Trainer
 from peagle_trt.train.workers import join_workers
 
 HIDDEN, VOCABULARY = 32, 96
