@@ -16,10 +16,11 @@ from peagle_trt.engine.batched_engine import BatchedEngine
 from peagle_trt.engine.protocol import DraftRows, TargetRows, host_rows
 from peagle_trt.engine.registry import check_record
 from peagle_trt.engine.tensorrt.engine import check_engines, open_tensorrt_engine
-from peagle_trt.engine.tensorrt.library import Library
+from peagle_trt.engine.tensorrt.library import Library, load_library
 from peagle_trt.errors import MachineError, PeagleError, UsageError
 from peagle_trt.machine import Gpu, Machine, probe_machine
 from peagle_trt.spec import EngineFile, EngineManifest
+from tests.support.capabilities import needs
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_tensorrt import FakeContext, fake_tensorrt, write_plan
 from tests.support.generations import generate_all, make_requests
@@ -270,6 +271,21 @@ def test_more_sequences_than_the_engines_take_are_refused(gpu_build: tuple[Path,
     wider = msgspec.structs.replace(manifest.shapes, max_batch_size=64)
     with pytest.raises(UsageError, match="takes B up to 8, and its limits say 64"):
         check_record(msgspec.structs.replace(manifest, shapes=wider))
+
+
+@pytest.mark.rtx
+@needs("rtx")
+@pytest.mark.parametrize(
+    ("capability", "version", "remedy"),
+    [("100", VERSION, "--backend tensorrt"), ("89", VERSION, "--sm 89"), ("120", "9.9", f"tensorrt-rtx {VERSION}")],
+)
+def test_the_remedy_is_one_that_works(
+    gpu_build: tuple[Path, EngineManifest], capability: str, version: str, remedy: str
+) -> None:
+    library = replace(load_library("tensorrt-rtx"), version=version)
+    with pytest.raises(MachineError) as caught:
+        check_engines(gpu_build[1], library, capability, "a card")
+    assert remedy in caught.value.hint
 
 
 def test_a_machine_without_a_gpu_is_told_so(gpu_build: tuple[Path, EngineManifest]) -> None:

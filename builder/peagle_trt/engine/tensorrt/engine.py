@@ -8,7 +8,7 @@ from peagle_trt.engine.batched_engine import BatchedEngine
 from peagle_trt.engine.tensorrt.device import open_device
 from peagle_trt.engine.tensorrt.library import Library, load_library
 from peagle_trt.engine.tensorrt.passes import TensorRTPasses
-from peagle_trt.engine.tensorrt.support import capability_of, require_gpu
+from peagle_trt.engine.tensorrt.support import capability_of, require_gpu, supported_capabilities
 from peagle_trt.errors import MachineError, UsageError
 from peagle_trt.machine import Machine, probe_machine
 from peagle_trt.spec import CompiledEngine, EngineManifest
@@ -57,7 +57,9 @@ def check_engines(manifest: EngineManifest, library: Library, capability: str, g
             continue
         made_for = " and ".join(f"SM{each}" for each in engine.compute_capabilities)
         hint = f"build it again here, or with --sm {capability}"
-        if not is_ours:
+        if library.is_ahead_of_time and capability not in supported_capabilities(library):
+            hint = "build it again here with --backend tensorrt"
+        elif not is_ours:
             hint = f"build it again here, or install {engine.compiler} {engine.compiler_version}"
         raise MachineError(
             f"`{engine.path}` was compiled for {made_for} by {engine.compiler} {engine.compiler_version}; "
@@ -83,12 +85,12 @@ def check_record(manifest: EngineManifest) -> None:
             raise _contradiction(manifest, f"`{engine.path}` is not its {role}")
         if engine.compiler != manifest.backend or not engine.compute_capabilities:
             raise _contradiction(manifest, f"`{engine.path}` was compiled by {engine.compiler}")
-        _check_sizes(manifest, engine)
+        _check_sizes(manifest, role, engine)
 
 
-def _check_sizes(manifest: EngineManifest, engine: CompiledEngine) -> None:
+def _check_sizes(manifest: EngineManifest, role: str, engine: CompiledEngine) -> None:
     wanted = {"B": manifest.shapes.max_batch_size}
-    if "drafter" in engine.path:
+    if role == "drafter":
         wanted["K"] = manifest.shapes.max_draft_tokens
     for name, size in wanted.items():
         largest = max((profile.dims[name][2] for profile in engine.profiles if name in profile.dims), default=0)
