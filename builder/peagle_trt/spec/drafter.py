@@ -11,6 +11,9 @@ from peagle_trt.spec.rope import RopeConfig
 NO_MASK_TOKEN = -1
 """`mask_token_id` of a head that has no masked slots."""
 
+Method = Literal["p-eagle", "eagle3"]
+"""How a head drafts: all slots in one pass, or one token a pass."""
+
 AuxNumbering = Literal["inputs", "outputs", "not said"]
 """How a file numbers the target's layers: k is the stream entering layer k, or the one leaving it; or it names none."""
 
@@ -85,6 +88,11 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     has_own_lm_head: bool = False
     has_vocabulary_map: bool = False
     num_depths: int | None = None
+
+    @property
+    def method(self) -> Method:
+        """How the head drafts."""
+        return "p-eagle" if self.is_parallel else "eagle3"
 
     def attention_window(self, layer: int) -> int:
         """Tokens that a layer looks back at, the current one included; 0 for all."""
