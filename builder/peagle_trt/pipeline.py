@@ -110,9 +110,7 @@ def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Che
         CheckpointError: One is damaged or unknown, or they do not fit.
     """
     target = read_target(spec.target_path)
-    drafter = read_head(
-        spec.drafter_path, num_target_layers=target.config.num_layers, mask_token_id=spec.mask_token_id
-    )
+    drafter = read_head(spec.drafter_path, num_target_layers=target.config.num_layers, mask_token_id=spec.mask_token_id)
     check_pair(target, drafter)
     _check_method(spec, drafter)
     check_head_dims(target.config, drafter.config)
@@ -216,7 +214,7 @@ def _check_method(spec: BuildSpec, drafter: DrafterCheckpoint) -> None:
     require_method(spec.backend, drafter.config)
     if spec.mask_token_id is not None and not drafter.config.is_parallel:
         raise PlanError(
-            f"--mask-token-id names the token of masked slots, and `{drafter.path}` is a plain EAGLE-3 head without any",
+            f"--mask-token-id is for masked slots, and `{drafter.path}` is a plain EAGLE-3 head without any",
             hint="leave it out, or use a P-EAGLE head",
         )
 

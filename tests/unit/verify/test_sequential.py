@@ -125,6 +125,4 @@ def test_a_faulty_pass_is_found_out(fault: type[FaultyEngine], pair: BuiltPair) 
 
 def test_a_state_from_the_wrong_side_of_the_norm_is_found_out(pair: BuiltPair) -> None:
     with pytest.raises(VerificationError, match="drafter logits are off"):
-        compare_engine(
-            pair.engine, manifest_of(pair, norm_output=True), checkpoint_source(pair.target, pair.drafter)
-        )
+        compare_engine(pair.engine, manifest_of(pair, norm_output=True), checkpoint_source(pair.target, pair.drafter))
