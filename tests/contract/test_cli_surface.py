@@ -85,7 +85,22 @@ PROMISED = {
         "--baseline-build",
     },
     "serve": {"path", "--http-port", "--grpc-port", "--metrics-port"},
-    "train": {"--target", "--data", "--output", "--layers", "--depths", "--steps", "--seed"},
+    "train": {
+        "--target",
+        "--data",
+        "--output",
+        "--layers",
+        "--depths",
+        "--steps",
+        "--seed",
+        "--segments",
+        "--memory-budget",
+        "--partition",
+        "--loss",
+        "--evaluate-every",
+        "--patience",
+        "--resume",
+    },
 }
 
 
