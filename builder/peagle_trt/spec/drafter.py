@@ -53,7 +53,8 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         has_own_embeddings: The checkpoint carries an embedding table; otherwise the target's is used.
         has_own_lm_head: The checkpoint carries an output layer; otherwise rows of the target's are used.
         has_vocabulary_map: The checkpoint carries `d2t`; otherwise draft ids are target ids.
-        num_depths: Slots the head was trained to fill in one pass, or None when the checkpoint does not say.
+        num_depths: Slots the head was trained to fill in one pass, or passes it was trained to take in a row, or None
+            when the checkpoint does not say.
 
     Source: vLLM 0.32 `llama_eagle3.py`; the P-EAGLE paper (arXiv 2602.01469, section 2).
     """

@@ -132,7 +132,7 @@ class PeagleHead(nn.Module):
         embeddings_VH: Tensor,
         attend: Callable[[int, Tensor, KeysValues], Tensor],
     ) -> Tensor:
-        """The stream of rows whose state is the head's own and does not go through `fc`: a sequential head's later pass.
+        """The stream of rows whose state is the head's own, past `fc`: a pass of a sequential head after its first.
 
         Args:
             hidden_RH: What the pass before handed on.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,8 +18,12 @@ from peagle_trt.train.features import TrainingSequence
 from peagle_trt.train.gradients import LossSettings, step_weight
 from peagle_trt.train.head import PeagleHead
 from peagle_trt.train.loss import distillation_loss
+from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.row_attention import KeysValues
+from peagle_trt.train.sampling import DropSettings
+from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import seeded_head
+from peagle_trt.train.trainer import Trainer
 from peagle_trt.train.unrolled import accumulate_unrolled, unroll, unrolled_plan
 from tests.support.drafter_reference import DrafterReference
 
@@ -150,6 +156,27 @@ def test_a_long_answer_is_the_same_in_blocks(
     torch.testing.assert_close(blocks, whole, atol=1e-5, rtol=1e-4)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, atol=1e-5 * float(value.abs().max()), rtol=1e-3, msg=name)
+
+
+def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
+    head: PeagleHead, tables: FrozenTables, sequences: list[TrainingSequence], tmp_path: Path
+) -> None:
+    settings = TrainingSettings(
+        drop=DropSettings(num_depths=DEPTHS),
+        optimizer=OptimizerSettings(warmup_steps=2, total_steps=6, matrix_rate=0.02),
+        tokens_per_step=60,
+        depth_decay=0.8,
+    )
+
+    def trainer(name: str) -> Trainer:
+        return Trainer(copy.deepcopy(head), tables, sequences, settings, tmp_path / name)
+
+    unbroken = trainer("unbroken").run()
+    first = trainer("broken").run(max_steps=3)
+    second = trainer("broken")
+    second.restore()
+    assert first + second.run() == unbroken
+    assert unbroken[-1] < unbroken[0]
 
 
 def test_the_rows_of_a_plan_are_those_that_run(head: PeagleHead, sequences: list[TrainingSequence]) -> None:
