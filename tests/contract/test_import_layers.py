@@ -41,6 +41,7 @@ ROOMS = {
     "engine": {"quant", "graph", "machine"},
     "decode": {"engine", "build_folder"},
     "catalog": set[str](),
+    "roofline": set[str](),
     "diagnose": {"readers", "quant", "graph", "engine", "decode"},
     "verify": {"readers", "quant", "engine", "build_folder", "machine"},
 }

@@ -9,7 +9,12 @@ import pytest
 
 # The extra `kernels` takes a gigabyte on disk and is no part of `dev`, and TensorRT's bindings are of no use without
 # TensorRT but to tests; scripts/environment installs both all the same.
-LIBRARIES = {"kernels": "triton.language", "bindings": "tensorrt_bindings", "rtx": "tensorrt_rtx"}
+LIBRARIES = {
+    "kernels": "triton.language",
+    "bindings": "tensorrt_bindings",
+    "rtx": "tensorrt_rtx",
+    "cuda": "cuda.bindings",
+}
 
 
 def needs(extra: str) -> pytest.MarkDecorator:

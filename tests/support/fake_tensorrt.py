@@ -9,7 +9,7 @@ import enum
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, SupportsBytes
 
 import msgspec
 import numpy as np
@@ -68,9 +68,9 @@ class FakeRuntime:
     def __init__(self, logger: Any, cuda: FakeCuda, *, can_capture: bool) -> None:
         self._logger, self._cuda, self._can_capture = logger, cuda, can_capture
 
-    def deserialize_cuda_engine(self, serialized_engine: bytes) -> FakeEngine | None:
+    def deserialize_cuda_engine(self, serialized_engine: SupportsBytes) -> FakeEngine | None:
         try:
-            plan = msgspec.json.decode(serialized_engine, type=Plan)
+            plan = msgspec.json.decode(bytes(serialized_engine), type=Plan)
         except msgspec.MsgspecError:
             self._logger.log(1, "magic tag does not match")
             return None

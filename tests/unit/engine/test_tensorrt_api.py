@@ -150,14 +150,18 @@ def test_tensorrt_10_is_refused_with_what_it_lacks() -> None:
         check_library("tensorrt", old)
 
 
+@needs("cuda")
 def test_cuda_has_every_function_of_the_fake() -> None:
-    runtime = pytest.importorskip("cuda.bindings.runtime")
+    from cuda.bindings import runtime
+
     assert {name for name in vars(FakeCuda) if name.startswith("cuda")} <= set(dir(runtime))
 
 
+@needs("cuda")
 @pytest.mark.skipif(bool(probe_machine().gpus), reason="the addresses are made up, and a GPU would use them")
 def test_cuda_takes_our_arguments_and_says_that_there_is_no_driver() -> None:
-    runtime = pytest.importorskip("cuda.bindings.runtime")
+    from cuda.bindings import runtime
+
     device = object.__new__(Device)
     device._cuda, device.stream = runtime, 5
     buffer = HostBuffer.__new__(HostBuffer)

@@ -167,8 +167,10 @@ def test_a_file_that_is_no_engine_is_refused_with_the_librarys_words(
 
 def test_a_missing_engine_is_named(gpu_build: tuple[Path, EngineManifest], cuda: FakeCuda, tmp_path: Path) -> None:
     folder = copy_plans(gpu_build, tmp_path, b"")
+    with pytest.raises(MachineError, match=r"target.plan` is not there, or empty"):
+        open_fake_engine(folder, gpu_build[1], cuda).preload()
     (folder / "engine/target.plan").unlink()
-    with pytest.raises(MachineError, match=r"target.plan` is not there"):
+    with pytest.raises(MachineError, match=r"target.plan` is not there, or empty"):
         open_fake_engine(folder, gpu_build[1], cuda).preload()
 
 

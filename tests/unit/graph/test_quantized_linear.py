@@ -28,7 +28,7 @@ from tests.unit.graph.test_batched_gpt_oss import read_in_two, token_ids_of
 ROWS, COLUMNS, OUT = 5, 96, 48
 NAME, BIAS = "layers.0.down_proj", "layers.0.down_bias"
 MAX_ERROR = {"fp8": 0.15, "nvfp4": 0.5}
-"""Of logits after six layers of random weights, relative: measured 0.107 and 0.336; another matrix's scale gives 1."""
+"""Of logits after six layers of random weights, relative: measured 0.114 and 0.343; another matrix's scale gives 1."""
 SCHEMES: list[LinearScheme] = ["fp8", "nvfp4"]
 
 

@@ -67,7 +67,7 @@ def test_the_kernels_equal_the_reference(interpreter: Interpreter, case: DraftCa
 @needs("kernels")
 @needs("bindings")
 @needs_program("gcc")
-@pytest.mark.parametrize(("turn", "case"), enumerate(INTERPRETED), ids=str)
+@pytest.mark.parametrize(("turn", "case"), [*enumerate(INTERPRETED)], ids=str)
 def test_what_tensorrt_launches_equals_the_reference(
     bindings: Bindings, turn: int, case: DraftCase | SelectCase
 ) -> None:

@@ -6,6 +6,7 @@ whenever a context with Python plugins changes its shapes. Source: github.com/NV
 
 from __future__ import annotations
 
+import mmap
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,10 +108,12 @@ class LoadedEngine:
         self._engine = None
 
     def _deserialize(self, plan_path: Path) -> Any:
-        if not plan_path.is_file():
-            raise MachineError(f"the engine `{plan_path}` is not there", hint="build it again")
+        if not plan_path.is_file() or plan_path.stat().st_size == 0:
+            raise MachineError(f"the engine `{plan_path}` is not there, or empty", hint="build it again")
         self._runtime = self._library.module.Runtime(self._log.logger)
-        engine = self._runtime.deserialize_cuda_engine(plan_path.read_bytes())
+        # Mapped, not read: gigabytes of weights go to the device and need no second copy here.
+        with plan_path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+            engine = self._runtime.deserialize_cuda_engine(plan)
         if engine is None:
             raise self._log.fail(f"load `{plan_path.name}`")
         self._log.require_clean(f"load `{plan_path.name}`")
