@@ -87,10 +87,14 @@ def fit_partition(
         parameter.grad = None
     limit = partition.max_rows or len(plan.depths)
     estimate = estimate_bytes(head, tables, plan, min(limit, len(plan.depths)), row_bytes)
-    measured = "this system does not tell" if peak is None else f"measured {peak >> 20} MiB"
+    grown = (
+        "was not measured, this system does not tell"
+        if peak is None
+        else f"grew from {peak[0] >> 20} to {peak[1] >> 20} MiB"
+    )
     report(
-        f"one step of the longest answer, {partition.method}, at most {limit} rows a pass: {measured}, "
-        f"estimated {estimate >> 20} MiB"
+        f"one step of the longest answer, {partition.method}, at most {limit} rows a pass: the process {grown}; "
+        f"estimated growth {estimate >> 20} MiB"
     )
     return partition
 

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from peagle_trt.train.sampling import RowPlan
 
 SEGMENT_CHOICES = (1, 2, 4, 8, 16, 32, 64)
-# Kept tensors are not all of a pass: gradients on their way down, the last layer's own, the allocator's spare pages.
-# Measured on CPUs over 1 to 4 layers and 1 to 16 segments at 2,048 and 8,192 slots, see docs/training.md.
-ALLOWANCE = 1.25
+# Kept tensors are not all of a pass: there are gradients on their way down, and memory that the allocator could not fit
+# together again between passes of different sizes. Fitted to measured peaks of whole and of cut steps, 1 to 16
+# segments at 2,048 and 8,192 slots on a CPU: estimates were 2 % to 29 % above them (docs/training.md).
+WHOLE_ALLOWANCE, CUT_ALLOWANCE = 1.15, 1.6
+# Libraries that the first step loads, and buffers that they keep.
+FIRST_STEP_BYTES = 128 << 20
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -102,14 +105,16 @@ def estimate_bytes(head: PeagleHead, tables: FrozenTables, plan: RowPlan, max_ro
     gradients = sum(parameter.nbytes for parameter in head.parameters())
     slot_bytes = 2 * 4 * config.num_key_value_heads * config.head_dim
     # Held keys and values, the gradients they are owed, and a pass's own copies of both.
-    context = 4 * slot_bytes * num_slots * config.num_layers if max_rows < len(plan.depths) else 0
+    is_cut = max_rows < len(plan.depths)
+    context = 4 * slot_bytes * num_slots * config.num_layers if is_cut else 0
     # Blocks over short contexts keep their keys and values, repeated for every head, and their masks.
     width = 2 * config.num_attention_heads * config.head_dim + BLOCK_ROWS
     num_short = max_rows * min(1.0, KEPT_KEYS / num_slots)
     kept = 4 * num_short * (min(num_slots, KEPT_KEYS) + BLOCK_ROWS) * width / BLOCK_ROWS * config.num_layers
     scores = 4 * BLOCK_ROWS * num_slots * (config.num_attention_heads + 2)
     logits = 6 * 4 * 128 * len(tables.head_DH)
-    return gradients + context + scores + logits + int(kept + ALLOWANCE * row_bytes * max_rows)
+    rows = (CUT_ALLOWANCE if is_cut else WHOLE_ALLOWANCE) * row_bytes * max_rows
+    return FIRST_STEP_BYTES + gradients + context + scores + logits + int(kept + rows)
 
 
 def measure_row_bytes(head: PeagleHead, tables: FrozenTables) -> int:
@@ -121,13 +126,13 @@ def measure_row_bytes(head: PeagleHead, tables: FrozenTables) -> int:
     return (many - few) // 64
 
 
-def measure_peak(run: Callable[[], object]) -> int | None:
-    """Most memory this process held while `run` ran, above what it held before; None where the system does not tell."""
+def measure_peak(run: Callable[[], object]) -> tuple[int, int] | None:
+    """What this process held before `run`, and the most while it ran, bytes; None where the system does not tell."""
     try:
         _CLEAR.write_text("5")
         before = _status_bytes("VmRSS")
         run()
-        return _status_bytes("VmHWM") - before
+        return before, _status_bytes("VmHWM")
     except (OSError, StopIteration):
         return None
 

@@ -178,7 +178,7 @@ def _train(
     workers.wait()
     if workers.is_first:
         draw_curves(work / "run", work / "curves.svg")
-    if trainer.is_stopped:
+    if trainer.is_stopped and trainer.step < request.settings.optimizer.total_steps:
         report(f"stopped after step {trainer.step}: acceptance has not grown for {request.settings.patience} rounds")
     assert trainer.best is not None, "a run ends with an evaluation"
     return TrainingReport(

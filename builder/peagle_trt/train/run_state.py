@@ -53,9 +53,14 @@ def check_facts(state: Mapping[str, Any], facts: Mapping[str, object]) -> None:
         facts: Names and values that decide the result.
 
     Raises:
-        UsageError: One differs.
+        UsageError: One differs, or the state is of a release that did not record them.
     """
-    known = state.get("facts", {})
+    if "facts" not in state:
+        raise UsageError(
+            "the state is of an earlier release and cannot be continued exactly",
+            hint="train into another folder; a script may begin with its weights through `Trainer.start_from`",
+        )
+    known = state["facts"]
     for name, value in facts.items():
         if name in known and known[name] != repr(value):
             raise UsageError(

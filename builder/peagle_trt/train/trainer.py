@@ -173,7 +173,7 @@ class Trainer:
         self._average = state["average"]
         self._step, self._epoch, self._step_in_epoch = state["step"], state["epoch"], state["step_in_epoch"]
         self._num_sequences = state["num_sequences"]
-        self._best, self._best_step, self._num_worse = state.get("best", (-math.inf, 0, 0))
+        self._best, self._best_step, self._num_worse = state["best"]
         if self._workers.is_first:
             rewind_metrics(self._folder, self._step)
 
