@@ -71,6 +71,21 @@ def test_every_depth_says_what_sequential_drafting_says(
                 np.testing.assert_allclose(found[depth][row], expected[depth], atol=2e-4, rtol=1e-3)
 
 
+def test_a_head_that_hands_its_normed_state_on_is_unrolled_so(
+    config: DrafterConfig, tables: FrozenTables, sequences: list[TrainingSequence]
+) -> None:
+    normed = msgspec.structs.replace(config, is_parallel=False, mask_token_id=-1, norm_output=True)
+    head, sequence, anchor = seeded_head(normed, torch.ones(3 * HIDDEN), torch.float32, seed=3), sequences[3], 7
+    with torch.no_grad():
+        head.norm.mul_(1.7)
+        passes = list(unroll(head, tables.embeddings_VH, sequence, np.array([anchor]), DEPTHS))
+        found = torch.cat([head.normalise(each.stream_MH) for each in passes]) @ tables.head_DH.T
+    tokens, hidden = sequence.token_ids.tolist(), sequence.auxiliary_NA[: anchor + 1].float().numpy()
+    drafts = tokens[anchor + 2 : anchor + 1 + DEPTHS]
+    expected = reference_of(head, tables).sequential_logits(tokens[1 : anchor + 2], hidden, drafts)
+    np.testing.assert_allclose(found.numpy(), expected, atol=2e-4, rtol=1e-3)
+
+
 def test_a_row_sees_its_true_prefix_and_its_own_rollout_alone(
     head: PeagleHead, tables: FrozenTables, sequences: list[TrainingSequence]
 ) -> None:
