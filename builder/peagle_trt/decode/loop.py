@@ -1,4 +1,7 @@
-"""The speculative loop: one target pass and one drafter pass a step, shared by every request in flight."""
+"""The speculative loop: one target pass and one drafter pass a step, shared by every request in flight.
+
+A plain EAGLE-3 head takes a pass for every draft.
+"""
 
 from __future__ import annotations
 

@@ -109,9 +109,11 @@ class TorchEngine:
         normed = self._head.normalise(stream)
         logits = normed @ self._tables.head_DH.float().T
         tokens = self._tables.draft_to_target_D[logits.argmax(dim=-1)]
-        next_hidden = (normed if self.drafter.norm_output else stream)[:, -1]
+        handed_on = normed if self.drafter.norm_output else stream
         return DraftOutput(
-            token_ids=tokens.numpy().astype(np.int32), logits=logits.numpy(), next_hidden=next_hidden.numpy()
+            token_ids=tokens.numpy().astype(np.int32),
+            logits=logits.numpy(),
+            next_hidden=None if self.drafter.is_parallel else handed_on[:, -1].numpy(),
         )
 
     def _step(self, item: DraftStep) -> Tensor:
