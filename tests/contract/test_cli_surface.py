@@ -53,6 +53,7 @@ SURFACE = {
         "--chat",
         "--draft-tokens",
         "--max-tokens",
+        "--method",
         "--no-chat",
         "--repetition-penalty",
         "--seed",
@@ -86,7 +87,17 @@ SURFACE = {
 
 # Written elsewhere; these words of theirs are promised to users.
 PROMISED = {
-    "bench": {"--url", "--prompts", "--num-prompts", "--max-tokens", "--concurrency", "-k", "--method", "--baseline"},
+    "bench": {
+        "--url",
+        "--prompts",
+        "--num-prompts",
+        "--max-tokens",
+        "--concurrency",
+        "-k",
+        "--method",
+        "--baseline",
+        "--baseline-build",
+    },
     "serve": {"path", "--http-port", "--grpc-port", "--metrics-port"},
     "train": {
         "--target",
