@@ -87,7 +87,21 @@ SURFACE = {
 # Written elsewhere; these words of theirs are promised to users.
 PROMISED = {
     "bench": {"--url", "--prompts", "--num-prompts", "--max-tokens", "--concurrency", "-k", "--method", "--baseline"},
-    "serve": {"path", "--http-port", "--grpc-port", "--metrics-port"},
+    "serve": {
+        "path",
+        "--http-port",
+        "--grpc-port",
+        "--metrics-port",
+        "--openai",
+        "--openai-host",
+        "--openai-port",
+        "--api-key-file",
+        "--tls-certificate",
+        "--tls-key",
+        "--max-body-bytes",
+        "--max-answers",
+        "--requests-per-minute",
+    },
     "train": {
         "--target",
         "--data",
