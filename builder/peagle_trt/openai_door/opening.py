@@ -13,6 +13,8 @@ from peagle_trt.deploy.ports import ServerPorts
 from peagle_trt.deploy.serving import OpenDoor, Report
 from peagle_trt.openai_door.app import Served, make_app
 from peagle_trt.openai_door.dialects import TemplateDialect
+from peagle_trt.openai_door.harmony import HarmonyDialect
+from peagle_trt.openai_door.harmony_vocabulary import load_encoding, speaks_harmony
 from peagle_trt.openai_door.listener import DoorListener, bind
 from peagle_trt.openai_door.settings import DoorSettings
 
@@ -50,11 +52,12 @@ def describe(build_path: Path, *, grpc_port: int, is_alive: Callable[[], bool]) 
         is_alive: Whether server and model process still run.
     """
     tokenizer = open_build_tokenizer(build_path)
+    is_plain = not speaks_harmony(tokenizer)
     return Served(
         manifest=read_manifest(build_path),
         tokenizer=tokenizer,
-        dialect=TemplateDialect(tokenizer),
-        is_plain=True,
+        dialect=TemplateDialect(tokenizer) if is_plain else HarmonyDialect(load_encoding(tokenizer)),
+        is_plain=is_plain,
         grpc_port=grpc_port,
         is_alive=is_alive,
     )
