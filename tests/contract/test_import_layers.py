@@ -33,7 +33,7 @@ HEAVY = (
 ROOMS = {
     "spec": set[str](),
     "readers": set[str](),
-    "writers": {"readers"},
+    "writers": {"readers", "quant"},
     "quant": {"readers"},
     "graph": {"quant"},
     "engine": {"quant"},
