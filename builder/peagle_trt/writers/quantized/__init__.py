@@ -2,10 +2,12 @@
 
 from peagle_trt.writers.quantized.export import QuantizedCheckpoint, quantize_head, quantize_target
 from peagle_trt.writers.quantized.layers import LayerPlan
-from peagle_trt.writers.quantized.plan import CheckpointPlan, plan_head, plan_target
+from peagle_trt.writers.quantized.plan import HEAD_DIALECTS, CheckpointPlan, HeadDialect, plan_head, plan_target
 
 __all__ = [
+    "HEAD_DIALECTS",
     "CheckpointPlan",
+    "HeadDialect",
     "LayerPlan",
     "QuantizedCheckpoint",
     "plan_head",

@@ -29,9 +29,10 @@ from peagle_trt.writers.quantized.documents import config_twin, quant_file
 from peagle_trt.writers.quantized.jobs import Job, Largest, Output, Piece
 from peagle_trt.writers.quantized.layers import LayerPlan, fused_name, kind_of
 from peagle_trt.writers.quantized.planner import Planner, Source
-from peagle_trt.writers.spelled import SpelledHead, SpelledTensor
+from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, already_quantized, refuse_quantized_head
 
 HeadDialect = Literal["vllm", "trtllm"]
+HEAD_DIALECTS: tuple[HeadDialect, ...] = ("vllm", "trtllm")
 NO_SCALES = ActivationScales()
 _SPELLERS: dict[HeadDialect, Callable[[DrafterCheckpoint, TargetCheckpoint | None], SpelledHead]] = {
     "vllm": vllm.spell,
@@ -164,30 +165,19 @@ def plan_head(
     )
 
 
-def refuse_quantized_head(drafter: DrafterCheckpoint) -> None:
-    """Refuse a head whose weights are packed.
-
-    Raises:
-        CheckpointError: They are.
-    """
-    for lazy in drafter.weights.values():
-        if lazy.packed is not None:
-            raise _already_quantized(lazy.packed.codes)
-
-
 def _plan_tensor(
     planner: Planner, rules: TargetLayers, name: str, lazy: LazyTensor, stored: Mapping[str, TensorSpec]
 ) -> None:
     kind = kind_of(name)
     if lazy.packed is not None and lazy.packed.form != "mxfp4":
-        raise _already_quantized(lazy.packed.codes)
+        raise already_quantized(lazy.packed.codes)
     if lazy.packed is not None:
         parameter = lazy.packed.codes.name.removesuffix("_blocks")
         planner.packed_stack(lazy.packed, parameter, kind, rules.packed_experts)
         return
     for part in lazy.parts or (lazy,):
         if part.packed is not None:
-            raise _already_quantized(part.packed.codes)
+            raise already_quantized(part.packed.codes)
         spec = part.spec if part.spec.location is not None else stored[part.spec.name]
         if kind == "norms":
             planner.plain(spec, spec.name, kind, spec.shape, rules.norms)
@@ -320,11 +310,3 @@ def _with_dtype(document: Mapping[str, object]) -> dict[str, object]:
 def _without_experts(module: str) -> str:
     """A pattern for all experts of a layer, or the module itself."""
     return f"{fused_name(module)}*" if ".experts." in module else module
-
-
-def _already_quantized(spec: TensorSpec) -> CheckpointError:
-    where = f"`{spec.location.path}`: " if spec.location else ""
-    return CheckpointError(
-        f"{where}`{spec.name}` is quantized already ({spec.dtype})",
-        hint="quantize the checkpoint that it was made from: rounding twice loses twice",
-    )
