@@ -118,7 +118,7 @@ def plan_target(target: TargetCheckpoint, recipe: LayerRecipe, scales: Activatio
     if target.config.is_tied:
         left_out.append("lm_head")
     notes = _target_notes(planner, recipe, scales)
-    return _finish(planner, recipe, recipe.target, document, list(dict.fromkeys(left_out)), notes, keeps_packed)
+    return _finish(planner, recipe, recipe.target, document, list(dict.fromkeys(left_out)), notes)
 
 
 def plan_head(
@@ -160,9 +160,7 @@ def plan_head(
     document = dict(head.document)
     if recipe.drafter.fc.weights == "bf16":
         document = _with_dtype(document)
-    return _finish(
-        planner, recipe, recipe.drafter, document, left_out, head.notes + _scale_notes(planner, scales), False
-    )
+    return _finish(planner, recipe, recipe.drafter, document, left_out, head.notes + _scale_notes(planner, scales))
 
 
 def _plan_tensor(
@@ -244,10 +242,8 @@ def _finish(
     document: Mapping[str, object],
     left_out: list[str],
     notes: tuple[str, ...],
-    keeps_packed: bool,
 ) -> CheckpointPlan:
-    changes = any(layer.weights in ("bf16", "fp8", "nvfp4") for layer in planner.layers)
-    if not changes and not keeps_packed:
+    if not planner.is_matched:
         raise refuse_no_match(recipe, planner.path)
     planner.require_whole_groups()
     refuse_unknown(planner.scales, planner.modules)

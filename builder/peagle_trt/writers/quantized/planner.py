@@ -37,6 +37,7 @@ class Planner:
         left_out: Modules that stay as they are.
         algorithms: What was made of any layer.
         modules: Every module that has a weight, and whether it is quantized.
+        is_matched: The recipe asks for a form of some layer, or for MXFP4 experts that are there.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class Planner:
     left_out: list[str] = field(default_factory=list)
     algorithms: set[Algorithm] = field(default_factory=set)
     modules: dict[str, bool] = field(default_factory=dict)
+    is_matched: bool = False
 
     def matrix(self, spec: TensorSpec, module: str, kind: str) -> None:
         """A linear layer's weight, or a table.
@@ -175,6 +177,7 @@ class Planner:
         self, made: list[Job], module: str, kind: str, scheme: LayerScheme, stored_bytes: int, form: str = ""
     ) -> None:
         self.jobs += made
+        self.is_matched |= scheme.weights != "stored" or form == "mxfp4"
         if scheme.algorithm is not None:
             self.algorithms.add(scheme.algorithm)
         if kind in _LINEAR_KINDS:
