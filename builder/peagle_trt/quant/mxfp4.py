@@ -15,6 +15,8 @@ from peagle_trt.readers.packed import MXFP4_BLOCK, NVFP4_BLOCK
 
 _E8M0_BIAS, _E8M0_NAN = 127, 255
 _LARGEST_POWER, _SMALLEST_POWER = 8, -9
+POWERS_APART = _LARGEST_POWER - _SMALLEST_POWER
+"""How far apart blocks may be."""
 _E4M3_BIAS, _SMALLEST_NORMAL_POWER = 7, -6
 _MAGNITUDE_BITS = 0x77
 """Of both codes of a byte."""
@@ -29,7 +31,7 @@ def mxfp4_to_nvfp4(
         name: Name of the tensor, for messages.
         blocks: Codes, [..., n, 16]; two a byte, the low half first.
         scales: E8M0 codes, [..., n].
-        largest: What `largest_power` gave for all that share a scale; these blocks' own where absent.
+        largest: The largest of what `power_range` gave for all that share a scale; these blocks' own where absent.
 
     Returns:
         Codes [..., 16 n], scales [..., 2 n].
@@ -40,7 +42,7 @@ def mxfp4_to_nvfp4(
     is_filled = _are_filled(blocks)
     powers = scales.astype(np.int32) - _E8M0_BIAS
     if largest is None:
-        largest = largest_power(name, blocks, scales)
+        _, largest = power_range(name, blocks, scales)
     overall = largest - _LARGEST_POWER
     relative = np.where(is_filled, powers - overall, 0)
     if (relative < _SMALLEST_POWER).any():
@@ -58,8 +60,12 @@ def mxfp4_to_nvfp4(
     )
 
 
-def largest_power(name: str, blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> int:
-    """The largest power of two among the scales of blocks that are not all zeros; 8, which gives the scale 1, for none.
+NO_POWERS = (_LARGEST_POWER, _LARGEST_POWER)
+"""The range of nothing but zeros, which gives them the scale 1."""
+
+
+def power_range(name: str, blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> tuple[int, int]:
+    """The smallest and the largest power of two among the scales of blocks that are not all zeros.
 
     Raises:
         CheckpointError: One of those scales is no number.
@@ -67,7 +73,7 @@ def largest_power(name: str, blocks: NDArray[np.uint8], scales: NDArray[np.uint8
     filled = scales[_are_filled(blocks)]
     if (filled == _E8M0_NAN).any():
         raise CheckpointError(f"`{name}` has a scale that is no number", hint="the checkpoint is damaged")
-    return int(filled.max()) - _E8M0_BIAS if filled.size else _LARGEST_POWER
+    return (int(filled.min()) - _E8M0_BIAS, int(filled.max()) - _E8M0_BIAS) if filled.size else NO_POWERS
 
 
 def _are_filled(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.quant.mxfp4 import largest_power, mxfp4_to_nvfp4
+from peagle_trt.quant.mxfp4 import NO_POWERS, POWERS_APART, mxfp4_to_nvfp4, power_range
 from peagle_trt.quant.stored_floats import largest_magnitude
 from peagle_trt.readers.safetensors_file import entry_of, map_codes
 from peagle_trt.readers.tensors import PackedTensor
@@ -38,11 +38,12 @@ def survey(plan: CheckpointPlan, progress: Callable[[str], None]) -> dict[str, f
 def _largest(source: Source) -> float:
     if not isinstance(source, PackedTensor):
         return float(largest_magnitude(source))
-    count = source.codes.shape[0]
-    largest = max(largest_power(source.codes.name, *_expert(source, index)) for index in range(count))
+    ranges = [power_range(source.codes.name, *_expert(source, index)) for index in range(source.codes.shape[0])]
+    largest = max((high for low, high in ranges if (low, high) != NO_POWERS), default=NO_POWERS[1])
     # What NVFP4 cannot hold is refused now rather than after hours.
-    for index in range(count):
-        mxfp4_to_nvfp4(source.codes.name, *_expert(source, index), largest)
+    for index, (low, _) in enumerate(ranges):
+        if low < largest - POWERS_APART:
+            mxfp4_to_nvfp4(source.codes.name, *_expert(source, index), largest)
     return largest
 
 
