@@ -54,7 +54,7 @@ def largest_magnitude(spec: TensorSpec) -> np.float32:
         CheckpointError: A number is nan or infinite.
     """
     mask, limit = (np.array(table[spec.dtype], _RAW_TYPES[spec.dtype]) for table in (_MAGNITUDES, _NOT_FINITE))
-    largest = mask & 0
+    largest = np.zeros_like(mask)
     for index, piece in enumerate(pieces(spec)):
         found = (piece & mask).max()
         if found >= limit:

@@ -17,8 +17,8 @@ from peagle_trt.readers.findings import judged
 from peagle_trt.readers.packed import MXFP4_BLOCK, NVFP4_BLOCK
 from peagle_trt.readers.safetensors_file import load_tensor
 from peagle_trt.spec import TensorSpec
+from peagle_trt.writers.fused import group_of
 from peagle_trt.writers.loaders.folder import Description, Module, QuantizedFolder, description
-from peagle_trt.writers.quantized.layers import group_of
 
 _SCALAR_SHAPES = ((), (1,))
 _LARGEST_GLOBAL_SCALE = 1.0

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from peagle_trt.readers import Finding
 from peagle_trt.readers.findings import judged
+from peagle_trt.writers.fused import fused_name, members_of
 from peagle_trt.writers.loaders.folder import QuantizedFolder, description
 from peagle_trt.writers.loaders.tensors import summed
-from peagle_trt.writers.quantized.layers import fused_name, members_of
 
 _ALGORITHMS = (
     "FP8",

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from peagle_trt.readers import Finding
 from peagle_trt.readers.findings import judged
+from peagle_trt.writers.fused import fused_name, members_of
 from peagle_trt.writers.loaders.folder import Description, QuantizedFolder, description
 from peagle_trt.writers.loaders.tensors import summed
-from peagle_trt.writers.quantized.layers import fused_name, members_of
 
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8", "MIXED_PRECISION")
 _REQUIRED_BY_NVFP4 = ("group_size", "kv_cache_quant_algo", "exclude_modules")

@@ -25,9 +25,10 @@ from peagle_trt.readers.shards import read_folder_tensors
 from peagle_trt.readers.tensors import LazyTensor
 from peagle_trt.spec import TensorSpec
 from peagle_trt.writers import trtllm, vllm
+from peagle_trt.writers.fused import fused_name
 from peagle_trt.writers.quantized.documents import config_twin, quant_file
 from peagle_trt.writers.quantized.jobs import Job, Largest, Output, Piece
-from peagle_trt.writers.quantized.layers import LayerPlan, fused_name, kind_of
+from peagle_trt.writers.quantized.layers import LayerPlan, kind_of
 from peagle_trt.writers.quantized.planner import Planner, Source
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, already_quantized, refuse_quantized_head
 

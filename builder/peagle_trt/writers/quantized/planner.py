@@ -14,9 +14,10 @@ from peagle_trt.quant.stored_floats import FLOAT_TYPES
 from peagle_trt.readers.packed import NVFP4_BLOCK
 from peagle_trt.readers.tensors import PackedTensor
 from peagle_trt.spec import TensorSpec
+from peagle_trt.writers.fused import fused_name, group_of, members_of
 from peagle_trt.writers.quantized import jobs
 from peagle_trt.writers.quantized.jobs import Job
-from peagle_trt.writers.quantized.layers import LayerPlan, fused_name, group_of, members_of
+from peagle_trt.writers.quantized.layers import LayerPlan
 
 Source = TensorSpec | PackedTensor
 _LINEAR_KINDS = ("embedding", "lm_head", "fc", "qkv", "o", "gate_up", "down", "router", "experts")
