@@ -1,7 +1,8 @@
 """Scales of activations and caches: from a file that calibration wrote, or constant where there is none.
 
 The file is safetensors of float32 scalars, `MODULE.input_scale`, `MODULE.k_scale` and `MODULE.v_scale`, with the names
-that modules have in the checkpoint to be written.
+that modules have in the checkpoint to be written; where all experts are one tensor, `...experts.down_proj_input_scale`.
+Its metadata names the recipe of the calibration: FP8 divides a maximum by 448, NVFP4 by 2688.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.readers.json_file import parse_object
 from peagle_trt.readers.safetensors_file import load_tensor, read_header
 
 CONSTANT_SCALE = 1.0
@@ -25,9 +27,11 @@ class ActivationScales:
     Attributes:
         path: The file, or None.
         values: What it holds.
+        recipe: Name of the calibration; empty where the file does not say.
     """
 
     path: Path | None = None
+    recipe: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
 
     def shared(self, names: Sequence[str]) -> float:
@@ -71,7 +75,32 @@ def read_scales(path: Path) -> ActivationScales:
                 f"`{path}`: `{name}` is {values[name]:g}, not a positive number",
                 hint="calibration saw nothing there: give it more text",
             )
-    return ActivationScales(path=path, values=values)
+    return ActivationScales(path=path, values=values, recipe=_read_recipe(path))
+
+
+def refuse_other_format(scales: ActivationScales, algorithm: str) -> None:
+    """Refuse scales that were measured for another number format.
+
+    Args:
+        scales: What was read.
+        algorithm: ModelOpt's name of what is to be written.
+
+    Raises:
+        CheckpointError: They were.
+    """
+    formats = [form for form in ("nvfp4", "fp8") if scales.recipe.lower().startswith(form)]
+    if formats and not algorithm.lower().startswith(formats[0]):
+        raise CheckpointError(
+            f"`{scales.path}` was measured by recipe `{scales.recipe}`, whose scales are not those of {algorithm}",
+            hint="calibrate with a recipe of the same number format",
+        )
+
+
+def _read_recipe(path: Path) -> str:
+    """What the metadata says; the header has been checked."""
+    with path.open("rb") as file:
+        metadata = parse_object(file.read(int.from_bytes(file.read(8), "little"))).get("__metadata__")
+    return str(metadata.get("recipe", "")) if isinstance(metadata, dict) else ""
 
 
 def refuse_unknown(scales: ActivationScales, modules: Collection[str]) -> None:

@@ -9,6 +9,7 @@ gpt-oss in NVFP4.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 from collections.abc import Sequence
 
@@ -81,12 +82,13 @@ def _fits(name: str, pattern: str) -> bool:
 
 def _judge_left_out(folder: QuantizedFolder, patterns: Sequence[str]) -> Finding:
     faults = []
+    judge = functools.cache(
+        lambda name: {is_left_out(name, patterns, looks_at_ancestors=looks) for looks in (False, True)}
+    )
     for module in folder.modules.values():
         if module.name.endswith("embed_tokens") and not module.is_quantized:
             continue
-        name = _name_of(folder, module.name)
-        answers = {is_left_out(name, patterns, looks_at_ancestors=looks) for looks in (False, True)}
-        if answers != {not module.is_quantized}:
+        if judge(_name_of(folder, module.name)) != {not module.is_quantized}:
             state = "quantized but left out" if module.is_quantized else "left as it is, but not left out"
             faults.append(f"`{module.name}` is {state}")
     return summed(

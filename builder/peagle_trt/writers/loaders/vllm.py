@@ -7,6 +7,7 @@ Source: vLLM 0.32 `layers/quantization/modelopt.py` (algorithms, `is_layer_exclu
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Sequence
 
 from peagle_trt.readers import Finding
@@ -71,11 +72,12 @@ def prefixes_of(folder: QuantizedFolder, module: str) -> tuple[str, ...]:
 
 def _judge_left_out(folder: QuantizedFolder, patterns: Sequence[str]) -> Finding:
     faults = []
+    judge = functools.cache(lambda prefix: is_left_out(prefix, patterns))
     for module in folder.modules.values():
         if module.name.endswith("embed_tokens") and not module.is_quantized:
             continue
         for prefix in prefixes_of(folder, module.name):
-            if is_left_out(prefix, patterns) == module.is_quantized:
+            if judge(prefix) == module.is_quantized:
                 state = "quantized but left out" if module.is_quantized else "left as it is, but not left out"
                 faults.append(f"`{module.name}` is {state}, as `{prefix}`")
                 break

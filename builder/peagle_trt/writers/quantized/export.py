@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, 
 from peagle_trt.readers.quantized import HF_QUANT_CONFIG
 from peagle_trt.writers.folder import CONFIG_NAME, require_free_name
 from peagle_trt.writers.loaders import LOADERS, judge_folder
+from peagle_trt.writers.quantized.jobs import Job
 from peagle_trt.writers.quantized.plan import NO_SCALES, CheckpointPlan, HeadDialect, plan_head, plan_target
 from peagle_trt.writers.quantized.shards import (
     JOURNAL,
@@ -44,6 +45,7 @@ from peagle_trt.writers.quantized.shards import (
 from peagle_trt.writers.quantized.survey import survey
 
 Progress = Callable[[str], None]
+Shards = Mapping[str, tuple[Job, ...]]
 # What lies beside the weights and is no code: tokenizers, templates, licences.
 _TEXT_SUFFIXES = (".json", ".jinja", ".txt", ".md", ".model", ".tiktoken", "")
 _WRITTEN_ANEW = (CONFIG_NAME, HF_QUANT_CONFIG, "model.safetensors.index.json", JOURNAL)
@@ -131,46 +133,59 @@ def _write(
     staging = path.with_name(f".{path.name}.partial")
     shards = cut_shards(plan.jobs, max_shard_bytes)
     with locked_folder(staging, f"another process is writing `{path}`"), _keeping_finished(staging):
-        journal = read_journal(staging, _identity(plan, scales, list(shards)))
-        finished = {name for name in shards if is_finished(staging / name, journal)}
-        _remove_others(staging, finished)
-        missing = [job for name in shards if name not in finished for job in shards[name]]
+        journal = _take_up(staging, shards, _identity(plan, scales, list(shards)))
+        num_resumed = len(journal.shards)
+        missing = [job for name, jobs in shards.items() if name not in journal.shards for job in jobs]
         require_free_space(path.parent, sum(job.length_bytes for job in missing))
         if not journal.largest:
-            journal = replace_journal(journal, largest=survey(plan, progress))
-        journal = replace_journal(journal, shards={name: journal.shards[name] for name in finished})
-        write_journal(staging, journal)
-        for number, (name, jobs) in enumerate(shards.items(), 1):
-            if name in finished:
-                progress(f"shard {number} of {len(shards)} is there already")
-                continue
-            progress(f"writing shard {number} of {len(shards)}")
-            write_shard(staging / name, jobs, journal.largest)
-            journal = replace_journal(journal, shards={**journal.shards, name: sha256_of(staging / name)})
-            write_journal(staging, journal)
+            journal = msgspec.structs.replace(journal, largest=survey(plan, progress))
+        _write_shards(staging, shards, journal, progress)
         write_index(staging, shards)
         _write_texts(plan, staging)
         notes = plan.notes + _loader_notes(plan, staging)
         (staging / JOURNAL).unlink()
-        require_free_name(path)
-        with naming_os_errors(path):
-            if path.exists():
-                path.rmdir()
-            staging.rename(path)
+        _move(staging, path)
     return QuantizedCheckpoint(
         path=named_path,
         algorithm=plan.algorithm,
         size_bytes=plan.written_bytes,
         stored_bytes=sum(layer.stored_bytes for layer in plan.layers),
         num_tensors=sum(len(job.outputs) for job in plan.jobs),
-        resumed_shards=len(finished),
+        resumed_shards=num_resumed,
         notes=notes,
     )
 
 
-def replace_journal(journal: Journal, **changes: dict[str, float] | dict[str, str]) -> Journal:
-    """A journal with some of it changed."""
-    return msgspec.structs.replace(journal, **changes)
+def _take_up(staging: Path, shards: Shards, identity: str) -> Journal:
+    """What an earlier run finished, looked at byte by byte; everything else that it left is removed."""
+    journal = read_journal(staging, identity)
+    finished = {name: journal.shards[name] for name in shards if is_finished(staging / name, journal)}
+    for leftover in staging.iterdir():
+        if leftover.name not in finished and leftover.name != JOURNAL:
+            with naming_os_errors(leftover):
+                leftover.unlink()
+    return msgspec.structs.replace(journal, shards=finished)
+
+
+def _write_shards(staging: Path, shards: Shards, journal: Journal, progress: Progress) -> None:
+    write_journal(staging, journal)
+    for number, (name, jobs) in enumerate(shards.items(), 1):
+        if name in journal.shards:
+            progress(f"shard {number} of {len(shards)} is there already")
+            continue
+        progress(f"writing shard {number} of {len(shards)}")
+        write_shard(staging / name, jobs, journal.largest)
+        journal = msgspec.structs.replace(journal, shards={**journal.shards, name: sha256_of(staging / name)})
+        write_journal(staging, journal)
+
+
+def _move(staging: Path, path: Path) -> None:
+    # Another process may have finished between the first look and the lock.
+    require_free_name(path)
+    with naming_os_errors(path):
+        if path.exists():
+            path.rmdir()
+        staging.rename(path)
 
 
 @contextmanager
@@ -203,13 +218,6 @@ def _identity(plan: CheckpointPlan, scales: ActivationScales, shard_names: list[
 
 def _is_large(path: Path) -> bool:
     return path.stat().st_size >= SAMPLED_FROM_BYTES
-
-
-def _remove_others(staging: Path, finished: set[str]) -> None:
-    for leftover in staging.iterdir():
-        if leftover.name not in finished and leftover.name != JOURNAL:
-            with naming_os_errors(leftover):
-                leftover.unlink()
 
 
 def _write_texts(plan: CheckpointPlan, folder: Path) -> None:

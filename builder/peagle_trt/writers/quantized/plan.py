@@ -17,7 +17,7 @@ from peagle_trt.quant.layer_recipes import (
     refuse_no_match,
     schemes,
 )
-from peagle_trt.quant.scales_file import ActivationScales, refuse_unknown
+from peagle_trt.quant.scales_file import ActivationScales, refuse_other_format, refuse_unknown
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.readers.dialects import TRTLLM, TRTLLM_ONE_LAYER, VLLM, Dialect
 from peagle_trt.readers.json_file import read_object
@@ -251,6 +251,7 @@ def _finish(
     algorithm = next(iter(planner.algorithms), None)
     quant_document = None
     if algorithm is not None:
+        refuse_other_format(planner.scales, algorithm)
         quant_document = quant_file(algorithm, rules.cache, left_out)
         document = {**document, "quantization_config": config_twin(algorithm, rules.cache, left_out)}
     elif rules.cache != "none":

@@ -159,6 +159,15 @@ def test_scales_that_do_not_fit(sources: Path, tmp_path: Path, case: str) -> Non
         )
 
 
+@pytest.mark.parametrize("recipe", ["nvfp4", "nvfp4-kv"])
+def test_scales_that_were_measured_for_another_format(sources: Path, tmp_path: Path, recipe: str) -> None:
+    path = tmp_path / "s.safetensors"
+    save_file(scales_of(sources / "llama", "fp8"), path, metadata={"recipe": recipe})
+    with pytest.raises(CheckpointError, match=f"was measured by recipe `{recipe}`, whose scales are not those of FP8"):
+        plan_target(read_target(sources / "llama"), load_layer_recipe("fp8"), read_scales(path))
+    plan_target(read_target(sources / "llama"), load_layer_recipe("nvfp4"), read_scales(path))
+
+
 def test_zeros_are_written_with_the_scale_1(tmp_path: Path) -> None:
     save_target(tmp_path / "zeros", num_hidden_layers=1)
     edit_tensors(tmp_path / "zeros", model__layers__0__mlp__down_proj__weight=np.zeros((64, 96), np.float32))
