@@ -23,7 +23,7 @@ from peagle_trt.errors import CheckpointError, PlanError, UsageError, Verificati
 from peagle_trt.files import require_free_space
 from peagle_trt.graph.attention import check_head_dims
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
-from peagle_trt.quant import AUTOMATIC, choose_recipe, find_recipe
+from peagle_trt.quant import AUTOMATIC, choose_recipe, require_recipe
 from peagle_trt.readers import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -175,9 +175,9 @@ def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
     choices = [] if backend == spec.backend else [f"backend {backend}: {reason}"]
     precision = spec.precision
     if precision == AUTOMATIC:
-        precision, reason = choose_recipe(read_target(spec.target_path))
+        precision, reason = choose_recipe(read_target(spec.target_path), backend)
         choices.append(f"precision {precision}: {reason}")
-    find_recipe(precision)
+    require_recipe(precision, backend)
     resolved = replace(spec, backend=backend, precision=precision, output_path=resolve_output(spec.output_path))
     return resolved, choices
 

@@ -15,20 +15,17 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.files import write_text
 from peagle_trt.quant import (
     StoredWeights,
-    is_in_place,
     open_stored,
+    plan_storage,
     store_drafter,
     store_target,
 )
 from peagle_trt.quant.in_place import bytes_to_copy, shards
-from peagle_trt.quant.layout import StoredTensor, drafter_layout, target_layout
+from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.store import (
-    drafter_additions,
-    drafter_references,
     largest_bytes,
     stored_bytes,
     stored_files,
-    target_references,
 )
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, TokenizerSource
 from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
@@ -107,18 +104,13 @@ def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
     """What `write_weights` will write and share.
 
     Raises:
-        CheckpointError: The recipe leaves weights in place, and one cannot be read there.
+        CheckpointError: The recipe cannot store a tensor, or leaves one in place that cannot be read there.
     """
-    target, drafter = checkpoints.target, checkpoints.drafter
-    if not is_in_place(spec.precision):
-        layout = [*target_layout(target), *drafter_layout(drafter, target)]
-        return WeightBytes(written=stored_bytes(layout), in_place=0, memory=_memory_bytes(layout))
-    references = [target_references(target), drafter_references(drafter)]
-    copied = sum(bytes_to_copy(each, spec.output_path) for each in references)
-    whole = sum(path.stat().st_size for each in references for path in shards(each))
-    layout = drafter_additions(drafter, target)
-    written = copied + stored_bytes(layout)
-    return WeightBytes(written=written, in_place=whole - copied, memory=_memory_bytes(layout))
+    storage = plan_storage(spec.precision, checkpoints.target, checkpoints.drafter)
+    copied = sum(bytes_to_copy(each, spec.output_path) for each in storage.references)
+    whole = sum(path.stat().st_size for each in storage.references for path in shards(each))
+    written = copied + stored_bytes(storage.layout)
+    return WeightBytes(written=written, in_place=whole - copied, memory=_memory_bytes(storage.layout))
 
 
 def _memory_bytes(layout: Sequence[StoredTensor]) -> int:

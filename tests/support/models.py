@@ -12,21 +12,12 @@ import numpy as np
 from peagle_trt import __version__
 from peagle_trt.engine.registry import open_engine
 from peagle_trt.graph import build_graphs
-from peagle_trt.quant.store import (
-    link_drafter_weights,
-    link_target_weights,
-    write_drafter_weights,
-    write_target_weights,
-)
+from peagle_trt.quant import store_drafter, store_target
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.checkpoint import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
 from tests.support.heads import head_tensors, write_folder
 
-STORING = {
-    "fp32": (write_target_weights, write_drafter_weights),
-    "native": (link_target_weights, link_drafter_weights),
-}
 HIDDEN, HEADS, KEY_VALUE_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY = 64, 4, 2, 16, 96, 300
 EXPERTS: dict[str, dict[str, Any]] = {
     # A window shorter than the prompts, heads wider than the hidden state, a limit that is reached.
@@ -145,9 +136,8 @@ def open_pair(
     config = msgspec.structs.replace(target.config, aux_layer_ids=drafter.config.aux_layer_ids)
     engine_path = build_path / "engine"
     engine_path.mkdir(parents=True)
-    store_target, store_drafter = STORING[precision]
-    stored_target = store_target(target, engine_path / "target.safetensors")
-    stored_drafter = store_drafter(drafter, target, engine_path / "drafter.safetensors")
+    stored_target = store_target(precision, target, engine_path / "target.safetensors")
+    stored_drafter = store_drafter(precision, drafter, target, engine_path / "drafter.safetensors")
     spec = BuildSpec(
         name="random",
         target_path=target_path,

@@ -228,7 +228,7 @@ def folding_limit(manifest: EngineManifest) -> int | None:
     bfloat16, 1.3 GB more memory and 16 seconds, against nothing and 0.02 seconds. Only the rotary tables are to be
     folded, [capacity, head_dim / 2] float32, and what is smaller.
     """
-    if find_recipe(manifest.precision).weight_type is not None:
+    if find_recipe(manifest.precision).weight_type == "F32":
         return None
     widest_head = max(manifest.target.head_dim, manifest.drafter.head_dim)
     return manifest.shapes.cache_capacity * (widest_head // 2) * 4

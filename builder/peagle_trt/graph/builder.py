@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 OPSET = 23
 IR_VERSION = 11
 MICROSOFT = "com.microsoft"
+
+Element = Literal["FLOAT", "FLOAT16", "BFLOAT16"]
+"""What a graph computes in, named as in `onnx.TensorProto`."""
+ELEMENTS: dict[str, Element] = {"F32": "FLOAT", "F16": "FLOAT16", "BF16": "BFLOAT16"}
+"""By the name that safetensors gives it."""
 
 Dims = Sequence[int | str]
 Value = tuple[str, str, Dims]
@@ -35,9 +40,15 @@ class GraphBuilder:
     Args:
         name: Name of the graph.
         stored: Weights the graph may point at, each with the file, offset and length of its bytes.
+        opset: Version of the standard operators.
+        element: What the graph computes in; floating weights of another type are turned into it where they are used.
     """
 
-    def __init__(self, name: str, stored: Mapping[str, TensorSpec]) -> None:
+    def __init__(
+        self, name: str, stored: Mapping[str, TensorSpec], *, opset: int = OPSET, element: Element = "FLOAT"
+    ) -> None:
+        self.element: Element = element
+        self._opset = opset
         self._name = name
         self._stored = stored
         self._nodes: list[onnx.NodeProto] = []
@@ -82,13 +93,13 @@ class GraphBuilder:
         return names
 
     def weight(self, name: str) -> str:
-        """A stored weight by our name, widened to float32 where it is stored as half of one; added once however often
-        it is used.
+        """A stored weight by our name, in the type that the graph computes in; turned into it once however often it
+        is used.
 
         Raises:
             KeyError: Nothing of that name is stored.
         """
-        if self._stored[name].dtype not in _WIDENED:
+        if not self.is_turned(name):
             return self.raw_weight(name)
         if name not in self._widened:
             self._widened[name] = self._widen(self.raw_weight(name))
@@ -117,9 +128,9 @@ class GraphBuilder:
             yield self._widen(self._place(block.name, block))
 
     def rows(self, table: str, indices: str) -> str:
-        """Rows of a stored table as float32; only the rows are widened."""
+        """Rows of a stored table in the type that the graph computes in; only the rows are turned into it."""
         found = self.op("Gather", self.raw_weight(table), indices, axis=0)
-        return self.cast(found, "FLOAT") if self._stored[table].dtype in _WIDENED else found
+        return self.cast(found, self.element) if self.is_turned(table) else found
 
     def stored(self, name: str) -> TensorSpec:
         """What is stored under a name, and where.
@@ -133,9 +144,9 @@ class GraphBuilder:
         """A run of stored bytes as a weight of its own, under the name it carries; added once."""
         return self._place(spec.name, spec)
 
-    def is_widened(self, name: str) -> bool:
-        """Whether a stored weight's raw type is narrower than the float32 that the graph computes in."""
-        return self._stored[name].dtype in _WIDENED
+    def is_turned(self, name: str) -> bool:
+        """Whether a stored weight is of another floating type than the graph computes in."""
+        return ELEMENTS.get(self._stored[name].dtype, self.element) != self.element
 
     def has_weight(self, name: str) -> bool:
         """Whether a weight of that name is stored."""
@@ -148,6 +159,10 @@ class GraphBuilder:
         name = self.unique("constant")
         self._initializers[name] = numpy_helper.from_array(values, name)
         return name
+
+    def numbers(self, values: NDArray[np.generic]) -> str:
+        """A small constant in the type that the graph computes in."""
+        return self.constant(values.astype(_numpy_type(self.element)))
 
     def function(self, function: onnx.FunctionProto) -> None:
         """Add the body of a custom node."""
@@ -180,7 +195,7 @@ class GraphBuilder:
         graph = helper.make_graph(
             self._first_nodes + self._nodes, self._name, self._inputs, self._outputs, list(self._initializers.values())
         )
-        domains = {"": OPSET, MICROSOFT: 1} | {function.domain: 1 for function in self._functions.values()}
+        domains = {"": self._opset, MICROSOFT: 1} | {function.domain: 1 for function in self._functions.values()}
         return helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid(domain, version) for domain, version in domains.items()],
@@ -203,7 +218,7 @@ class GraphBuilder:
         """
         others, self._nodes = self._nodes, self._first_nodes
         try:
-            return self.cast(raw, "FLOAT")
+            return self.cast(raw, self.element)
         finally:
             self._nodes = others
 
@@ -211,6 +226,15 @@ class GraphBuilder:
         if name not in self._initializers:
             self._initializers[name] = _external(spec, name)
         return name
+
+
+def _numpy_type(element: Element) -> Any:
+    """What numpy calls an element type; it borrows bfloat16."""
+    if element == "BFLOAT16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return np.float32 if element == "FLOAT" else np.float16
 
 
 def _rows_at_once(spec: TensorSpec) -> int:

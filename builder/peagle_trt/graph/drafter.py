@@ -74,7 +74,7 @@ def _parallel_draft(builder: GraphBuilder, config: DrafterConfig, batch: int) ->
     mask_token_ids = builder.input("mask_token_ids", "INT32", ["K"])
     fused = linear(builder, _before_fc(builder, config, flatten(builder, hidden, fused_width)), "fc")
     by_sequence = builder.op("Reshape", fused, builder.constant(np.array([batch, -1, config.hidden_size], np.int64)))
-    builder.function(parallel_draft_function(widens_embedding=builder.is_widened("embed_tokens")))
+    builder.function(parallel_draft_function(widens_embedding=builder.is_turned("embed_tokens")))
     layer_input, residual, _, sample_rows = builder.ops(
         contract.NAME,
         next_token_ids,

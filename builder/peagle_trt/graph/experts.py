@@ -113,4 +113,4 @@ def _integers(builder: GraphBuilder, *values: int) -> str:
 
 
 def _number(builder: GraphBuilder, value: float) -> str:
-    return builder.constant(np.array(value, np.float32))
+    return builder.numbers(np.array(value, np.float32))

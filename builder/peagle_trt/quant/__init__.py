@@ -1,7 +1,15 @@
 """Weights as a build stores them: recipes as data, the writer that streams them, and links where nothing is written."""
 
-from peagle_trt.quant.choice import choose_recipe, float32_bytes, is_in_place, store_drafter, store_target
-from peagle_trt.quant.registry import AUTOMATIC, RECIPES, Recipe, find_recipe
+from peagle_trt.quant.choice import (
+    Storage,
+    choose_recipe,
+    float32_bytes,
+    is_in_place,
+    plan_storage,
+    store_drafter,
+    store_target,
+)
+from peagle_trt.quant.registry import AUTOMATIC, RECIPES, Recipe, find_recipe, require_recipe
 from peagle_trt.quant.store import (
     StoredWeights,
     link_drafter_weights,
@@ -15,6 +23,7 @@ __all__ = [
     "AUTOMATIC",
     "RECIPES",
     "Recipe",
+    "Storage",
     "StoredWeights",
     "choose_recipe",
     "find_recipe",
@@ -23,6 +32,8 @@ __all__ = [
     "link_drafter_weights",
     "link_target_weights",
     "open_stored",
+    "plan_storage",
+    "require_recipe",
     "store_drafter",
     "store_target",
     "write_drafter_weights",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.quant.layout import target_layout
+from peagle_trt.quant.layout import drafter_layout, target_layout
+from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES, find_recipe
 from peagle_trt.quant.store import (
     StoredWeights,
+    drafter_additions,
+    drafter_references,
+    kept_references,
     link_drafter_weights,
     link_target_weights,
     stored_bytes,
@@ -17,10 +23,13 @@ from peagle_trt.quant.store import (
     write_target_weights,
 )
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
+from peagle_trt.spec import TensorSpec
 
 
-def choose_recipe(target: TargetCheckpoint) -> tuple[str, str]:
+def choose_recipe(target: TargetCheckpoint, backend: str = "onnxruntime") -> tuple[str, str]:
     """The recipe for someone who named none, and why; the same on every machine."""
+    if backend != "onnxruntime":
+        return "bf16", f"{backend} has kernels for it, and nothing is lost of a bfloat16 checkpoint"
     needed = float32_bytes(target)
     if needed <= MAX_AUTOMATIC_BYTES:
         return "fp32", f"the target takes {needed:,} bytes as float32"
@@ -43,16 +52,44 @@ def is_in_place(precision: str) -> bool:
     return find_recipe(precision).weight_type is None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """What storing a pair will write and share.
+
+    Attributes:
+        layout: Tensors that are written.
+        references: Tensors that stay in a checkpoint's files, the target's and the drafter's.
+    """
+
+    layout: list[StoredTensor]
+    references: tuple[Mapping[str, TensorSpec], ...]
+
+
+def plan_storage(precision: str, target: TargetCheckpoint, drafter: DrafterCheckpoint) -> Storage:
+    """What `store_target` and `store_drafter` will do.
+
+    Raises:
+        CheckpointError: The recipe cannot store a tensor, or one cannot be read in place.
+    """
+    if is_in_place(precision):
+        references = (target_references(target), drafter_references(drafter))
+        return Storage(layout=drafter_additions(drafter, target), references=references)
+    layout = [*target_layout(target, precision), *drafter_layout(drafter, target, precision)]
+    return Storage(layout=layout, references=(kept_references(target, precision),))
+
+
 def store_target(precision: str, target: TargetCheckpoint, path: Path) -> StoredWeights:
     """Write a target's weights, or leave them where they are; see `write_target_weights`, `link_target_weights`."""
-    store = link_target_weights if is_in_place(precision) else write_target_weights
-    return store(target, path)
+    if is_in_place(precision):
+        return link_target_weights(target, path)
+    return write_target_weights(target, path, precision)
 
 
 def store_drafter(precision: str, drafter: DrafterCheckpoint, target: TargetCheckpoint, path: Path) -> StoredWeights:
     """The same for a drafter; see `write_drafter_weights`, `link_drafter_weights`."""
-    store = link_drafter_weights if is_in_place(precision) else write_drafter_weights
-    return store(drafter, target, path)
+    if is_in_place(precision):
+        return link_drafter_weights(drafter, target, path)
+    return write_drafter_weights(drafter, target, path, precision)
 
 
 def _can_stay_in_place(target: TargetCheckpoint) -> bool:

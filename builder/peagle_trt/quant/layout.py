@@ -6,12 +6,15 @@ reads its input once. Letters: H hidden size, A auxiliary states, Ht hidden size
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.quant.halves import HALF_TYPES, to_half
+from peagle_trt.quant.packing import StoredTensor, is_packed_by, pack
+from peagle_trt.quant.registry import Recipe, find_recipe
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
 from peagle_trt.readers.safetensors_file import raw_rows
 from peagle_trt.readers.tensors import Weights
@@ -28,44 +31,50 @@ _PARTS = {part: fused for fused, parts in _FUSED.items() for part in parts}
 _REPLACED_IN_DRAFTER = ("mask_hidden", "d2t", "lm_head")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """A tensor to be written.
+def target_layout(target: TargetCheckpoint, precision: str = "fp32") -> list[StoredTensor]:
+    """Every tensor of `engine/target.safetensors`.
 
-    Attributes:
-        name: Stored name.
-        dtype: F32, F16, BF16 or I64.
-        shape: Dimensions, outermost first.
-        produce: Makes it; called once, just before it is written. BF16 comes as uint16, for numpy has no such type.
+    Args:
+        target: The target.
+        precision: A recipe that writes weights.
+
+    Raises:
+        CheckpointError: The recipe cannot store one.
     """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    produce: Callable[[], NDArray[np.generic]]
-
-
-def target_layout(target: TargetCheckpoint) -> list[StoredTensor]:
-    """Every tensor of `engine/target.safetensors`."""
-    return _fuse(target.weights, target.weights)
+    recipe = find_recipe(precision)
+    kept = kept_in_place(target, precision)
+    entries = _fuse(target.weights, [name for name in target.weights if name not in kept])
+    stored: list[StoredTensor] = []
+    for entry in entries:
+        is_packed = is_packed_by(recipe.linear_scheme, entry.name)
+        stored += pack(entry, recipe.linear_scheme) if is_packed else [_as_stored(entry, recipe)]
+    return stored
 
 
-def drafter_layout(drafter: DrafterCheckpoint, target: TargetCheckpoint) -> list[StoredTensor]:
+def kept_in_place(target: TargetCheckpoint, precision: str) -> list[str]:
+    """Tensors that a recipe which writes weights still leaves in the checkpoint's files: experts in MXFP4."""
+    if not find_recipe(precision).keeps_mxfp4:
+        return []
+    packed = ((name, tensor.packed) for name, tensor in target.weights.items())
+    return [name for name, form in packed if form is not None and form.form == "mxfp4"]
+
+
+def drafter_layout(drafter: DrafterCheckpoint, target: TargetCheckpoint, precision: str = "fp32") -> list[StoredTensor]:
     """Every tensor of `engine/drafter.safetensors`.
 
     A full-vocabulary output layer that is the target's is left out: the graph points into the target's file.
     """
-    entries = _fuse(drafter.weights, kept_drafter_names(drafter))
+    recipe = find_recipe(precision)
+    entries = [_as_stored(entry, recipe) for entry in _fuse(drafter.weights, kept_drafter_names(drafter))]
     entries += computed_drafter_tensors(drafter)
     if stores_output_layer(drafter):
-        entries.append(
-            StoredTensor(
-                name="lm_head",
-                dtype="F32",
-                shape=(drafter.config.draft_vocab_size, drafter.config.hidden_size),
-                produce=lambda: _output_rows(drafter, target),
-            )
+        rows = StoredTensor(
+            name="lm_head",
+            dtype="F32",
+            shape=(drafter.config.draft_vocab_size, drafter.config.hidden_size),
+            produce=lambda: _output_rows(drafter, target),
         )
+        entries.append(_as_stored(rows, recipe))
     return entries
 
 
@@ -126,6 +135,14 @@ def fuse_mask_hidden(drafter: DrafterCheckpoint) -> NDArray[np.float32]:
     blocks = [rows[first : first + _FUSED_ROWS].astype(np.float64) @ mask for first in range(0, len(rows), _FUSED_ROWS)]
     fused: NDArray[np.float64] = np.concatenate(blocks)
     return fused.astype(np.float32)
+
+
+def _as_stored(tensor: StoredTensor, recipe: Recipe) -> StoredTensor:
+    """A tensor of float32 in the type that a recipe gives to what it does not quantize."""
+    dtype = recipe.weight_type
+    if dtype is None or dtype not in HALF_TYPES:
+        return tensor
+    return replace(tensor, dtype=dtype, produce=lambda: to_half(tensor.name, tensor.produce(), dtype))
 
 
 def _fuse(weights: Weights, names: Iterable[str]) -> list[StoredTensor]:

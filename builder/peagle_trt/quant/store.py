@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from peagle_trt.files import replacing
 from peagle_trt.quant.in_place import index_path, link_shards, read_index, referable, shards
 from peagle_trt.quant.layout import (
-    StoredTensor,
     computed_drafter_tensors,
     drafter_layout,
     gathered_output_layer,
     kept_drafter_names,
+    kept_in_place,
     stores_output_layer,
     target_layout,
 )
+from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, read_header
 from peagle_trt.spec import TensorSpec
@@ -33,25 +34,33 @@ ALIGNMENT_BYTES = 64
 
 # The format forbids holes, so a tensor of bytes fills them.
 _PADDING = "padding."
-_NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1"}
+_NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1", "F8_E4M3": "u1"}
 
 
-def write_target_weights(target: TargetCheckpoint, path: Path) -> StoredWeights:
-    """Write `engine/target.safetensors`.
+def write_target_weights(target: TargetCheckpoint, path: Path, precision: str = "fp32") -> StoredWeights:
+    """Write `engine/target.safetensors`; what the recipe leaves in place is linked beside it.
 
     Raises:
+        CheckpointError: The recipe cannot store a tensor.
         MachineError: The disk is full, or the folder cannot be written.
     """
-    return _write(path, target_layout(target))
+    layout, kept = target_layout(target, precision), kept_references(target, precision)
+    _write(path, layout)
+    if kept:
+        link_shards(kept, path)
+    return open_stored(path)
 
 
-def write_drafter_weights(drafter: DrafterCheckpoint, target: TargetCheckpoint, path: Path) -> StoredWeights:
+def write_drafter_weights(
+    drafter: DrafterCheckpoint, target: TargetCheckpoint, path: Path, precision: str = "fp32"
+) -> StoredWeights:
     """Write `engine/drafter.safetensors`; rows of the target's output layer are copied where the drafter shares them.
 
     Raises:
+        CheckpointError: The recipe cannot store a tensor.
         MachineError: The disk is full, or the folder cannot be written.
     """
-    return _write(path, drafter_layout(drafter, target))
+    return _write(path, drafter_layout(drafter, target, precision))
 
 
 def link_target_weights(target: TargetCheckpoint, path: Path) -> StoredWeights:
@@ -84,6 +93,15 @@ def target_references(target: TargetCheckpoint) -> dict[str, TensorSpec]:
         CheckpointError: One cannot be read in place.
     """
     return referable(target.weights, target.weights)
+
+
+def kept_references(target: TargetCheckpoint, precision: str) -> dict[str, TensorSpec]:
+    """The places of what a recipe that writes weights leaves in place all the same.
+
+    Raises:
+        CheckpointError: One cannot be read in place.
+    """
+    return referable(target.weights, kept_in_place(target, precision))
 
 
 def drafter_references(drafter: DrafterCheckpoint) -> dict[str, TensorSpec]:

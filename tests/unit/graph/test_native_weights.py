@@ -50,6 +50,15 @@ def outputs(pair: BuiltPair) -> list[np.ndarray]:
     return [*found[0], *found[1], pair.engine.run_drafter([draft_rows], 4).logits.copy()]
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_written_halves_give_the_numbers_of_float32(folder: Path, precision: str, dtype: str) -> None:
+    for name in ("target", "head"):
+        narrow_tensors(folder / name, dtype)
+    expected, found = outputs(open_with(folder, "fp32")), outputs(open_with(folder, precision))
+    for want, got in zip(expected, found, strict=True):
+        np.testing.assert_allclose(got, want, atol=ROUNDING, rtol=ROUNDING)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_weights_in_place_give_the_numbers_of_float32(folder: Path, dtype: str) -> None:
     for name in ("target", "head"):
