@@ -7,7 +7,8 @@ import importlib.util
 import pytest
 
 # The extra `kernels` takes a gigabyte on disk and is no part of `dev`; scripts/environment installs it all the same.
-LIBRARIES = {"kernels": "triton.language"}
+# modelopt pins an older transformers than `dev` takes, so the extra `quant` has an environment of its own.
+LIBRARIES = {"kernels": "triton.language", "quant": "modelopt.torch"}
 
 
 def needs(extra: str) -> pytest.MarkDecorator:
