@@ -41,14 +41,7 @@ def read_calibratable(folder: Path, recipe: CalibrationRecipe) -> TargetCheckpoi
         raise UsageError(
             f"recipe `{recipe.name}` quantizes experts, and `{folder}` has none", hint="take `nvfp4` or `nvfp4-mlp`"
         )
-    for tensor in target.weights.values():
-        # MXFP4 experts become NVFP4 without a change, so only their activations are of interest.
-        form = tensor.packed.form if tensor.packed else "mxfp4"
-        if form != "mxfp4":
-            raise CheckpointError(
-                f"`{folder}`: `{tensor.spec.name}` is quantized already, as {form}",
-                hint="calibrate the checkpoint that it was made from",
-            )
+    _require_unquantized(folder, target)
     _require_blocks(folder, target, recipe)
     _require_memory(folder, target)
     return target
@@ -69,7 +62,9 @@ def load_model(target: TargetCheckpoint) -> Any:
     if target.config.experts is not None:
         settings["experts_implementation"] = "eager"
     with _quiet(transformers):
-        return transformers.AutoModelForCausalLM.from_pretrained(target.path, **settings).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(target.path, **settings)
+    # Experts that came in MXFP4 are bfloat16 whatever was asked for.
+    return model.eval().float()
 
 
 def require_quant_extra() -> Any:
@@ -182,6 +177,17 @@ def stdout_to_stderr() -> Iterator[None]:
     """Keep stdout for results: modelopt prints what it does."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
+
+
+def _require_unquantized(folder: Path, target: TargetCheckpoint) -> None:
+    for tensor in target.weights.values():
+        for part in (tensor, *tensor.parts):
+            # MXFP4 experts become NVFP4 without a change, so only their activations are of interest.
+            if part.packed is not None and part.packed.form != "mxfp4":
+                raise CheckpointError(
+                    f"`{folder}`: `{part.packed.codes.name}` is quantized already, as {part.packed.form}",
+                    hint="calibrate the checkpoint that it was made from",
+                )
 
 
 def _require_blocks(folder: Path, target: TargetCheckpoint, recipe: CalibrationRecipe) -> None:
