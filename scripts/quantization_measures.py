@@ -32,7 +32,7 @@ class LogitsFigures:
     """Against the unquantized model, over the tokens of answers.
 
     Attributes:
-        divergence: Mean Kullback-Leibler divergence of the unquantized model's next token from the quantized one's, nats.
+        divergence: Mean Kullback-Leibler divergence of its next tokens from the unquantized model's, in nats.
         top1_agreement: Share of tokens whose most likely successor is the same.
         perplexity: Of the quantized model.
         num_tokens: Tokens.

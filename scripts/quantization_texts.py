@@ -1,4 +1,4 @@
-"""Text that `measure_quantization` reads: benchmark questions with the answers that people wrote, and GSM8K's numbers."""
+"""Text that `measure_quantization` reads: benchmark questions, the answers that people wrote, and GSM8K's numbers."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def write_dequantized(folder: Path, weights: Weights, output: Path, plan: Weight
         if module not in modules:
             return tensors[name].load()
         group = [_scaled(tensors[f"{member}{_SUFFIX}"].load(), member, plan) for member in shared.get(module, [module])]
-        original = tensors[name].load()
+        original = tensors[name].load().astype(np.float32, copy=False)
         worth = _unscaled(_worth(name, _scaled(original, module, plan), group, plan.scheme), module, plan)
         errors[module] = float(np.linalg.norm(worth - original) / (np.linalg.norm(original) or 1.0))
         return worth

@@ -72,11 +72,8 @@ def simulated_cache(model: Any, scales: Scales, scheme: Literal["fp8", "nvfp4"])
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    found = {
-        name: torch.tensor(float(value) * CACHE_LARGEST)
-        for name, value in scales.items()
-        if name.endswith(CACHE_SCALES)
-    }
+    names = [name for name in scales if name.endswith(CACHE_SCALES)]
+    found = {name: torch.tensor(float(scales[name]) * CACHE_LARGEST) for name in names}
     if not found:
         raise CheckpointError("the file of scales has none of a cache", hint="calibrate for a recipe with one")
     places = {id(module): name for name, module in model.named_modules()}

@@ -16,6 +16,8 @@ from peagle_trt.calibrate import calibrate
 from peagle_trt.errors import CheckpointError, PeagleError, UsageError
 from peagle_trt.quant.calibration import checks, find_calibration, read_scales
 from peagle_trt.quant.calibration.model import load_model, read_calibratable
+from peagle_trt.quant.calibration.names import quantizers
+from peagle_trt.quant.calibration.simulated import simulated_activations, simulated_cache
 from peagle_trt.quant.calibration.target import extract_scales, run_modelopt
 from peagle_trt.quant.fp8 import encode_e4m3, quantize_fp8
 from peagle_trt.quant.mxfp4 import mxfp4_to_nvfp4
@@ -280,3 +282,40 @@ def test_experts_in_mxfp4_are_calibrated_as_what_they_are_worth(tmp_path: Path) 
         found.append({name: float(value) for name, value in extract_scales(model, recipe).items()})
     assert found[0] == found[1]
     assert len(found[0]) == 4
+
+
+@pytest.fixture(scope="module")
+def rounding(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, dict[str, np.ndarray]]:
+    """A model, the same one with modelopt's quantizers of activations and cache, and its scales."""
+    folder, recipe = tmp_path_factory.mktemp("rounding"), find_calibration("fp8-kv")
+    plain, quantized = tiny_model(folder, "LlamaForCausalLM"), tiny_model(folder, "LlamaForCausalLM")
+    run_modelopt(quantized, recipe, texts())
+    return plain, quantized, extract_scales(quantized, recipe)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor(texts(1)), use_cache=False).logits
+
+
+@pytest.mark.parametrize(
+    ("kept", "around"),
+    [
+        ("input_quantizer", lambda model, scales: simulated_activations(model, scales, "fp8")),
+        ("bmm_quantizer", lambda model, scales: simulated_cache(model, scales, "fp8")),
+    ],
+)
+def test_fp8_is_simulated_as_modelopt_simulates_it(kept: str, around: Any, rounding: Any) -> None:
+    plain, quantized, scales = rounding
+    others = [quantizer for name, quantizer in quantizers(quantized).items() if not name.endswith(kept)]
+    for quantizer in others:
+        quantizer.disable()
+    expected, unrounded = logits(quantized), logits(plain)
+    for quantizer in others:
+        quantizer.enable()
+    with around(plain, scales):
+        found = logits(plain)
+    # Both round; a scale's last bit may send a tie the other way, and few do.
+    distance, effect = (found - expected).abs().mean(), (unrounded - expected).abs().mean()
+    assert distance < 0.1 * effect
+    assert effect > 1e-3
