@@ -135,7 +135,8 @@ def calibrate_drafter(
         stride: Tokens from one step to the next.
 
     Returns:
-        Scales by module of a checkpoint in vLLM's spelling, and the maxima they come from.
+        Scales by module of a checkpoint in vLLM's spelling, and the maxima they come from, those of an output layer
+        that is the target's among them.
 
     Raises:
         UsageError: There are no texts, or a recipe or setting that makes no sense.
@@ -164,7 +165,7 @@ def calibrate_drafter(
         for name in watch.real
     }
     scales = Scales(
-        values=_scales(maxima, LARGEST[recipe.scheme]),
+        values=_scales(_own(config, maxima), LARGEST[recipe.scheme]),
         recipe=recipe.name,
         num_texts=len(texts),
         num_tokens=sum(len(text.token_ids) for text in texts),
@@ -188,6 +189,11 @@ def _watched_weights(load: Load, watch: _Watch) -> Load:
         return cached[name]
 
     return read
+
+
+def _own(config: DrafterConfig, maxima: dict[str, DrafterMaxima]) -> dict[str, DrafterMaxima]:
+    """Modules that the head's checkpoint has: an output layer of the target's is not among them."""
+    return {module: found for module, found in maxima.items() if module != "lm_head" or config.has_own_lm_head}
 
 
 def _scales(maxima: Mapping[str, DrafterMaxima], largest: float) -> dict[str, NDArray[np.float32]]:

@@ -34,24 +34,24 @@ def cache_scale(name: str) -> str | None:
     return f"{module}.{_CACHES[kind]}" if kind in _CACHES else None
 
 
-def modules_of(name: str, model: Any) -> list[str]:
-    """Modules of the quantized checkpoint that read through an input quantizer.
+def input_scale_stems(name: str, model: Any) -> list[str]:
+    """What scales of an input quantizer begin with, up to `input_scale`.
 
     Args:
         name: Of the quantizer.
         model: That has it.
 
     Source: modelopt 0.47's export: experts are written one by one where each has a quantizer of its own weight, and
-        as one tensor where they share it (gpt-oss).
+        as one parameter where they share it (gpt-oss), whose scale is named with an underscore.
     """
     parent, _, kind = name.rpartition(".")
     matrix = kind.removesuffix(INPUT).rstrip("_")
     if not matrix:
-        return [parent]
+        return [f"{parent}."]
     experts = getattr(model.get_submodule(parent), f"{matrix}_{WEIGHT}s", None)
     if experts is None:
-        return [f"{parent}.{matrix}"]
-    return [f"{parent}.{index}.{part}" for index in range(len(experts)) for part in _UNFUSED[matrix]]
+        return [f"{parent}.{matrix}_"]
+    return [f"{parent}.{index}.{part}." for index in range(len(experts)) for part in _UNFUSED[matrix]]
 
 
 def fused_groups(modules: set[str]) -> list[list[str]]:

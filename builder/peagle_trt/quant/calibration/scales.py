@@ -2,8 +2,9 @@
 
 A safetensors file of float32: scalars `MODULE.input_scale`, `MODULE.k_scale`, `MODULE.v_scale`, and vectors
 `MODULE.pre_quant_scale` [columns] that activations are multiplied by, and the weight's columns divided by. MODULE is
-the module's name in the quantized checkpoint: experts of their own, `...experts.7.gate_proj`, or, where a checkpoint
-keeps all of them in one tensor, `...experts.gate_up_proj`. Activations are rounded as `x / input_scale`.
+the module's name in the quantized checkpoint, `...experts.7.gate_proj` for an expert of its own. Where a checkpoint
+keeps all experts in one tensor, it is `...experts.gate_up_proj_input_scale`. Activations are rounded as
+`x / input_scale`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from peagle_trt.readers.safetensors_file import load_tensor, read_header
 
 INPUT_SCALE, PRE_QUANT_SCALE = ".input_scale", ".pre_quant_scale"
 CACHE_SCALES = (".k_scale", ".v_scale")
-_SUFFIXES = (INPUT_SCALE, PRE_QUANT_SCALE, *CACHE_SCALES)
+STACKED_INPUT_SCALE = "_input_scale"
+_SUFFIXES = (INPUT_SCALE, STACKED_INPUT_SCALE, PRE_QUANT_SCALE, *CACHE_SCALES)
 _AGAIN = "calibrate again"
 
 

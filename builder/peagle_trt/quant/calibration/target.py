@@ -26,8 +26,8 @@ from peagle_trt.quant.calibration.model import (
 from peagle_trt.quant.calibration.names import (
     cache_scale,
     fused_groups,
+    input_scale_stems,
     is_of_input,
-    modules_of,
     quantizers,
 )
 from peagle_trt.quant.calibration.recipes import CACHE_LARGEST, LARGEST, CalibrationRecipe, find_calibration
@@ -141,10 +141,10 @@ def extract_scales(model: Any, recipe: CalibrationRecipe) -> dict[str, NDArray[n
         if cache is not None:
             values[cache] = np.array(largest / np.float32(CACHE_LARGEST))
             continue
-        for module in modules_of(name, model):
-            values[f"{module}{INPUT_SCALE}"] = np.array(largest / np.float32(LARGEST[recipe.scheme]))
+        for stem in input_scale_stems(name, model):
+            values[f"{stem}input_scale"] = np.array(largest / np.float32(LARGEST[recipe.scheme]))
             if quantizer.pre_quant_scale is not None:
-                values[f"{module}{PRE_QUANT_SCALE}"] = quantizer.pre_quant_scale.float().numpy().copy()
+                values[f"{stem}pre_quant_scale"] = quantizer.pre_quant_scale.float().numpy().copy()
     _unify(values)
     return values
 
