@@ -54,9 +54,7 @@ def main() -> int:
         print(f"error: {error.message}\n  {error.hint}", file=sys.stderr)
         return error.exit_code
     for module, maxima in found.drafter_maxima.items():
-        print(
-            f"{module:28} first row {maxima.first:11.4f}   others {maxima.real:9.4f}   masks {maxima.masked:9.4f}"
-        )
+        print(f"{module:28} first row {maxima.first:11.4f}   others {maxima.real:9.4f}   masks {maxima.masked:9.4f}")
     print(f"{time.process_time() - started:.0f} CPU seconds", file=sys.stderr)
     return 0
 

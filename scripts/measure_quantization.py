@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from peagle_trt.calibrate import calibrate
-from peagle_trt.errors import PeagleError
+from peagle_trt.errors import PeagleError, UsageError
 from peagle_trt.files import remove_folder, write_text
 from peagle_trt.quant.calibration import Scales, read_scales
 from peagle_trt.quant.calibration.dequantized import WeightPlan, modules_above, write_dequantized
@@ -42,6 +42,7 @@ from scripts.quantization_texts import problems, questions_with_answers
 
 UNQUANTIZED = "fp32"
 CALIBRATION_PROMPTS = "mt-bench"
+_FREE_OPTIONS = ("output", "recipes", "threads")
 
 
 class Measurement:
@@ -56,11 +57,14 @@ class Measurement:
         self.work.mkdir(parents=True, exist_ok=True)
         self._path = self.work / "results.json"
         self.results: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
+        self._require_same_settings()
 
     def measure(self, recipe: MeasuredRecipe | None) -> None:
         """Everything about one recipe, or about the unquantized pair."""
         name = recipe.name if recipe else UNQUANTIZED
         found: dict[str, Any] = self.results.setdefault(name, {})
+        if "drafts" in found:
+            return
         folders = self.work / "dequantized"
         target, drafter = self._dequantize(recipe, found) if recipe else (self.options.target, self.options.drafter)
         self._once(found, "answers", lambda: self._answers(recipe, target, found))
@@ -74,6 +78,14 @@ class Measurement:
         for measure, pair in places.items():
             self._once(found, measure, lambda pair=pair: self._drafts(*pair))  # type: ignore[misc]
         remove_folder(folders)
+
+    def _require_same_settings(self) -> None:
+        """Refuse to put figures of other settings into one table."""
+        settings = {key: str(value) for key, value in vars(self.options).items() if key not in _FREE_OPTIONS}
+        path = self.work / "settings.json"
+        if path.exists() and json.loads(path.read_text()) != settings:
+            raise UsageError(f"`{path}` names other settings", hint="take another folder, or the same settings")
+        write_text(path, json.dumps(settings, indent=2) + "\n")
 
     def _once(self, found: dict[str, Any], name: str, work: Any) -> None:
         if name in found:
@@ -152,8 +164,8 @@ def main() -> int:
     if unknown:
         print(f"error: unknown recipes {unknown}; known: {', '.join(RECIPES)}", file=sys.stderr)
         return 2
-    measurement = Measurement(options)
     try:
+        measurement = Measurement(options)
         measurement.measure(None)
         for name in chosen:
             measurement.measure(RECIPES[name])
