@@ -30,10 +30,10 @@ from peagle_trt.quant.calibration.dequantized import WeightPlan, modules_above, 
 from peagle_trt.readers import read_drafter, read_target
 from scripts.quantization_measures import (
     acceptance_lengths,
+    answer_problems,
     compare_logits,
     encode_chats,
     load_plain,
-    score_problems,
     simulated,
 )
 from scripts.quantization_recipes import RECIPES, MeasuredRecipe
@@ -140,8 +140,11 @@ class Measurement:
             around = partial(simulated, model, recipe, self._scales(recipe), found.get("kept", []))
         figures = asdict(compare_logits(plain, model, texts, around))
         with around():
-            score = score_problems(model, tokenizer, asked, self.options.max_answer_tokens) if asked else None
-        return {**figures, "gsm8k": score, "num_problems": len(asked)}
+            numbers = answer_problems(model, tokenizer, asked, self.options.max_answer_tokens)
+        right = sum(number == wanted for number, (_, wanted) in zip(numbers, asked, strict=True))
+        plain_numbers = self.results[UNQUANTIZED]["answers"]["numbers"] if recipe else numbers
+        same = sum(number == other for number, other in zip(numbers, plain_numbers, strict=True))
+        return {**figures, "numbers": numbers, "num_right": right, "num_same": same}
 
     def _drafts(self, target: Path, drafter: Path) -> dict[str, float]:
         return acceptance_lengths(

@@ -102,8 +102,8 @@ def compare_logits(plain: Any, quantized: Any, texts: Sequence[tuple[list[int], 
     )
 
 
-def score_problems(model: Any, tokenizer: Any, problems: Sequence[tuple[str, str]], max_tokens: int) -> float:
-    """Share of problems whose greedy answer ends with the right number."""
+def answer_problems(model: Any, tokenizer: Any, problems: Sequence[tuple[str, str]], max_tokens: int) -> list[str]:
+    """The number that each problem's greedy answer ends with."""
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -113,7 +113,7 @@ def score_problems(model: Any, tokenizer: Any, problems: Sequence[tuple[str, str
         eos_token_id=model.generation_config.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    num_right = 0
+    numbers: list[str] = []
     for first in range(0, len(problems), BATCH):
         batch = problems[first : first + BATCH]
         asked = [
@@ -126,8 +126,8 @@ def score_problems(model: Any, tokenizer: Any, problems: Sequence[tuple[str, str
         with torch.inference_mode():
             answers = model.generate(**inputs, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
         texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
-        num_right += sum(last_number(text) == right for text, (_, right) in zip(texts, batch, strict=True))
-    return num_right / len(problems)
+        numbers += [last_number(text) for text in texts]
+    return numbers
 
 
 def acceptance_lengths(

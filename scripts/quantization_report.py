@@ -16,13 +16,13 @@ _WORST = 10
 def table(results: Results) -> str:
     """One row a recipe, in Markdown."""
     head = [
-        "recipe", "weight error, median", "largest", "KL, nats", "top-1 agreement", "perplexity", "GSM8K",
-        "acceptance length, target quantized", "drafter quantized", "both",
+        "recipe", "weight error, median", "largest", "KL, nats", "top-1 agreement", "perplexity", "GSM8K right",
+        "as fp32", "acceptance length, target quantized", "drafter quantized", "both",
     ]  # fmt: skip
     lines = [_row(head), _row(["---"] * len(head))]
     for name, found in results.items():
         errors, answers = found.get("weight_errors", {}), found["answers"]
-        score = answers["gsm8k"]
+        count = len(answers["numbers"])
         lines.append(
             _row([
                 name,
@@ -31,7 +31,8 @@ def table(results: Results) -> str:
                 f"{answers['divergence']:.4f}",
                 f"{answers['top1_agreement']:.1%}",
                 f"{answers['perplexity']:.3f}",
-                "" if score is None else f"{score:.0%} of {answers['num_problems']}",
+                f"{answers['num_right']} of {count}",
+                f"{answers['num_same']} of {count}",
                 _lengths(found.get("drafts_target_only")),
                 _lengths(found.get("drafts_drafter_only")),
                 _lengths(found.get("drafts")),

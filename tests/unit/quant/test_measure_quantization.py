@@ -10,9 +10,16 @@ from scripts.quantization_recipes import RECIPES
 from scripts.quantization_report import error_table, plot, table
 from scripts.quantization_texts import last_number, problems, questions_with_answers
 
-ANSWERS = {"divergence": 0.25, "top1_agreement": 0.5, "perplexity": 3.0, "gsm8k": 0.03, "num_problems": 100}
+ANSWERS = {
+    "divergence": 0.25,
+    "top1_agreement": 0.5,
+    "perplexity": 3.0,
+    "numbers": ["1", "2", ""],
+    "num_right": 1,
+    "num_same": 2,
+}
 RESULTS = {
-    "fp32": {"answers": {**ANSWERS, "gsm8k": None}, "drafts": {"a": 2.0, "b": 3.0}},
+    "fp32": {"answers": ANSWERS, "drafts": {"a": 2.0, "b": 3.0}},
     "fp8": {
         "weight_errors": {"x": 0.01, "y": 0.03, "z": 0.02},
         "drafter_weight_errors": {"fc": 0.5},
@@ -55,7 +62,7 @@ def test_texts_are_questions_and_what_people_answered() -> None:
 def test_a_row_holds_every_figure() -> None:
     row = table(RESULTS).splitlines()[-1]
     assert row == (
-        "| fp8 | 0.0200 | 0.0300 | 0.2500 | 50.0% | 3.000 | 3% of 100 | 1.90 / 2.90 | 1.80 / 2.80 | 1.70 / 2.70 |"
+        "| fp8 | 0.0200 | 0.0300 | 0.2500 | 50.0% | 3.000 | 1 of 3 | 2 of 3 | 1.90 / 2.90 | 1.80 / 2.80 | 1.70 / 2.70 |"
     )
 
 

@@ -70,7 +70,10 @@ def write_dequantized(folder: Path, weights: Weights, output: Path, plan: Weight
     tensors = dict(_foreign(weights))
     modules = {name.removesuffix(_SUFFIX) for name in tensors if _is_taken(name, tensors[name], plan)}
     if not modules:
-        raise UsageError(f"nothing in `{folder}` would be quantized", hint="the recipe names no module that is there")
+        raise UsageError(
+            f"nothing in `{folder}` would be quantized",
+            hint="the plan names no module that is there, or leaves all of them out",
+        )
     output.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         if file.is_file() and file.suffix in (".json", ".jinja") and "safetensors" not in file.name:
