@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from peagle_trt_plugins.kernel_targets import DRIVER_OF_PTX, MAX_REGISTERS, Architecture, KernelVariant
+from peagle_trt_plugins.kernel_targets import DRIVER_OF_PTX, MAX_REGISTERS, Architecture
+from peagle_trt_plugins.kernel_variants import KernelVariant
 from peagle_trt_plugins.ptx import drop_hidden_parameters, kernel_parameters, ptx_version
 
 _ASSEMBLE_SECONDS = 120
@@ -70,13 +71,9 @@ def compile_kernel(variant: KernelVariant, architecture: Architecture) -> Compil
         KernelError: The kernel does not compile.
     """
     assembler = find_assembler(architecture)
-    ptx, shared_bytes = write_ptx(variant, architecture)
-    try:
-        plugin_ptx = drop_hidden_parameters(ptx)
-    except ValueError as error:
-        raise KernelError(f"{variant.kernel} ({variant.label}): {error}") from error
+    plugin_ptx, shared_bytes = write_plugin_ptx(variant, architecture)
     registers, spilled_bytes, cubin_bytes = _assemble(plugin_ptx, architecture, assembler)
-    version = ptx_version(ptx)
+    version = ptx_version(plugin_ptx)
     return CompiledKernel(
         kernel=variant.kernel,
         label=variant.label,
@@ -90,6 +87,20 @@ def compile_kernel(variant: KernelVariant, architecture: Architecture) -> Compil
         cubin_bytes=cubin_bytes,
         problems=tuple(_problems(variant, architecture, registers, spilled_bytes, shared_bytes, plugin_ptx)),
     )
+
+
+def write_plugin_ptx(variant: KernelVariant, architecture: Architecture) -> tuple[str, int]:
+    """As `write_ptx`, without the parameters that only Triton's own launcher supplies.
+
+    Raises:
+        MissingToolError: Triton is not installed, or its interpreter was chosen for this process.
+        KernelError: The kernel does not compile, or needs what Triton's launcher supplies.
+    """
+    ptx, shared_bytes = write_ptx(variant, architecture)
+    try:
+        return drop_hidden_parameters(ptx), shared_bytes
+    except ValueError as error:
+        raise KernelError(f"{variant.kernel} ({variant.label}): {error}") from error
 
 
 def write_ptx(variant: KernelVariant, architecture: Architecture) -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from peagle_trt_plugins.ports import DOMAIN, Attribute, Port
+from peagle_trt_plugins.ports import DOMAIN, VERSION, Attribute, Port
 
 if TYPE_CHECKING:
     import onnx
@@ -75,6 +75,6 @@ class FunctionBody:
             inputs=[port.name for port in inputs],
             outputs=[port.name for port in outputs],
             nodes=self.nodes,
-            opset_imports=[helper.make_opsetid("", OPSET)],
+            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, VERSION)],
             attributes=[attribute.name for attribute in attributes],
         )

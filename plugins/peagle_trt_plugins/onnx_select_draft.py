@@ -19,7 +19,7 @@ def select_draft_function() -> onnx.FunctionProto:
     from onnx import TensorProto
 
     body = FunctionBody()
-    _compute_logits(body)
+    compute_logits(body)
     body.add("ArgMax", ["logits_BKD"], "best_BK", axis=-1, keepdims=0, select_last_index=0)
     body.add("Gather", ["draft_to_target", "best_BK"], "target_ids_BK", axis=0)
     body.add("Cast", ["target_ids_BK"], "draft_token_ids", to=TensorProto.INT32)
@@ -31,7 +31,7 @@ def select_draft_top_k_function() -> onnx.FunctionProto:
     from onnx import AttributeProto, TensorProto, helper
 
     body = FunctionBody()
-    _compute_logits(body)
+    compute_logits(body)
     body.add_with_attribute("Constant", [], "candidates_M", "value_int", "candidates", AttributeProto.INT)
     body.ints([1], "axis1")
     body.ints([2], "axis2")
@@ -51,18 +51,23 @@ def select_draft_top_k_function() -> onnx.FunctionProto:
     return body.function(contract.TOP_K_NAME, contract.TOP_K_INPUTS, contract.TOP_K_OUTPUTS, contract.TOP_K_ATTRIBUTES)
 
 
-def _compute_logits(body: FunctionBody) -> None:
-    """logits_BKD: float32 and finite; a NaN becomes the lowest number."""
+def compute_logits(body: FunctionBody, *, rounds_logits: bool = False) -> None:
+    """logits_BKD: float32 and finite; a NaN becomes the lowest number. `rounds_logits` as in onnx_select_stages.py."""
     from onnx import TensorProto
 
     body.ints([2], "row_axis")
     body.add("Unsqueeze", ["sample_rows", "row_axis"], "rows_BK1")
     body.add("Cast", ["rows_BK1"], "indices_BK1", to=TensorProto.INT64)
     body.add("GatherND", ["hidden", "indices_BK1"], "sampled_BKH", batch_dims=1)
-    body.add("Cast", ["sampled_BKH"], "rows_BKH", to=TensorProto.FLOAT)
-    body.add("Cast", ["lm_head"], "weight_DH", to=TensorProto.FLOAT)
-    body.add("Transpose", ["weight_DH"], "weight_HD", perm=[1, 0])
-    body.add("MatMul", ["rows_BKH", "weight_HD"], "raw_BKD")
+    if rounds_logits:
+        body.add("Transpose", ["lm_head"], "weight_HD", perm=[1, 0])
+        body.add("MatMul", ["sampled_BKH", "weight_HD"], "rounded_BKD")
+        body.add("Cast", ["rounded_BKD"], "raw_BKD", to=TensorProto.FLOAT)
+    else:
+        body.add("Cast", ["sampled_BKH"], "rows_BKH", to=TensorProto.FLOAT)
+        body.add("Cast", ["lm_head"], "weight_DH", to=TensorProto.FLOAT)
+        body.add("Transpose", ["weight_DH"], "weight_HD", perm=[1, 0])
+        body.add("MatMul", ["rows_BKH", "weight_HD"], "raw_BKD")
     body.float32(-_HIGHEST, "lowest")
     body.float32(_HIGHEST, "highest")
     body.add("IsNaN", ["raw_BKD"], "is_damaged_BKD")

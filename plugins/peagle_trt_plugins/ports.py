@@ -8,6 +8,17 @@ from typing import Literal
 DOMAIN = "peagle"
 VERSION = 1
 
+TENSORRT_ATTRIBUTES: dict[str, int | str] = {
+    "plugin_namespace": DOMAIN,
+    "plugin_version": "1",
+    "aot": 1,
+    "contract_version": VERSION,
+}
+"""Attributes by which TensorRT's ONNX parser finds a plugin; other runtimes let them pass and run the function body.
+
+TensorRT's Python plugins always register as version "1", so that the contract's own version travels as an attribute.
+"""
+
 MAX_DRAFT_TOKENS = 16
 MAX_HIDDEN_SIZE = 8192
 

@@ -7,7 +7,7 @@ import re
 HIDDEN_PARAMETERS = 2
 """Pointers to global and profiling scratch memory that Triton (3.9) adds behind a kernel's own parameters."""
 
-_ENTRY = re.compile(r"(\.entry\s+\w+\s*\()(.*?)(\n?\s*\))", re.DOTALL)
+_ENTRY = re.compile(r"(?P<head>\.entry\s+(?P<name>\w+)\s*\()(?P<list>.*?)(?P<tail>\n?\s*\))", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+\.(\w+)[^,]*?(\w+)\s*$")
 
 
@@ -19,13 +19,22 @@ def ptx_version(ptx: str) -> str:
     return found[1]
 
 
+def kernel_name(ptx: str) -> str:
+    """Name of the only kernel.
+
+    Raises:
+        ValueError: There is not exactly one kernel.
+    """
+    return _entry(ptx)["name"]
+
+
 def kernel_parameters(ptx: str) -> tuple[tuple[str, str], ...]:
     """Type and name of every parameter of the only kernel, in order.
 
     Raises:
         ValueError: There is not exactly one kernel, or a parameter cannot be read.
     """
-    return tuple(_read_parameter(text) for text in _entry(ptx)[2].split(",") if text.strip())
+    return tuple(_read_parameter(text) for text in _entry(ptx)["list"].split(",") if text.strip())
 
 
 def drop_hidden_parameters(ptx: str) -> str:
@@ -45,8 +54,8 @@ def drop_hidden_parameters(ptx: str) -> str:
     used = [name for _, name in hidden if re.search(rf"\b{name}\b", body)]
     if used:
         raise ValueError(f"the kernel reads {used}: scratch memory that only Triton's own launcher provides")
-    kept = ",".join(entry[2].split(",")[:-HIDDEN_PARAMETERS])
-    return ptx[: entry.start()] + entry[1] + kept + entry[3] + body
+    kept = ",".join(entry["list"].split(",")[:-HIDDEN_PARAMETERS])
+    return ptx[: entry.start()] + entry["head"] + kept + entry["tail"] + body
 
 
 def _entry(ptx: str) -> re.Match[str]:

@@ -35,7 +35,7 @@ ROOMS = {
     "readers": set[str](),
     "writers": {"readers"},
     "quant": {"readers"},
-    "graph": {"quant"},
+    "graph": {"quant", "readers"},
     "engine": {"quant"},
     "decode": {"engine", "build_folder"},
     "catalog": set[str](),

@@ -67,6 +67,13 @@ class BatchedGraph:
         return np.zeros(dims, NUMPY_TYPES[port.element])  # type: ignore[arg-type]
 
 
+def key_lengths(starts: np.ndarray, num_rows: int, slots: Sequence[int]) -> np.ndarray:
+    """Valid rows of every cache; what takes no part looks at as few as it can."""
+    lengths = np.full(len(starts), num_rows, np.int32)
+    lengths[list(slots)] += starts[list(slots)]
+    return lengths
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchedDraft:
     """Candidates of one pass, in the order of the call."""
@@ -91,11 +98,10 @@ class BatchedEngine:
             token_ids[each.slot, :count] = each.token_ids
             logit_rows[each.slot, : each.num_logit_rows] = np.arange(count - each.num_logit_rows, count)
         starts = graph.starts({each.slot: each.start_position for each in rows}, step)
-        lengths = (starts + step).astype(np.int32)
         feeds = {
             "token_ids": token_ids,
             "start_positions": starts,
-            "key_lengths": lengths,
+            "key_lengths": key_lengths(starts, step, [each.slot for each in rows]),
             "logit_rows": logit_rows,
         }
         found = graph.run(feeds, {"B": graph.batch, "S": step, "L": wanted})
@@ -128,14 +134,12 @@ class BatchedEngine:
             feeds["hidden"][each.slot, :count] = each.hidden
             feeds["num_accepted"][each.slot] = each.num_accepted
         starts = graph.starts({each.slot: each.start_position for each in rows}, width)
-        feeds |= {"start_positions": starts, "key_lengths": (starts + width).astype(np.int32)}
+        slots = [each.slot for each in rows]
+        feeds |= {"start_positions": starts, "key_lengths": key_lengths(starts, width, slots)}
         found = graph.run(feeds, {"B": graph.batch, "R": carried, "K": draft_tokens})
         for each in rows:
             graph.lengths[each.slot] = each.start_position + each.num_accepted + 1
-        slots = [each.slot for each in rows]
-        return BatchedDraft(
-            candidate_ids=found["candidate_ids"][slots], probabilities=found["probabilities"][slots]
-        )
+        return BatchedDraft(candidate_ids=found["candidate_ids"][slots], probabilities=found["probabilities"][slots])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +190,7 @@ def build_pair(
         element=element,
         uses_plugins=uses_plugins,
     )
-    return BatchedPair(
-        target=target, drafter=drafter, target_config=config, shapes=shapes, engine_path=engine_path
-    )
+    return BatchedPair(target=target, drafter=drafter, target_config=config, shapes=shapes, engine_path=engine_path)
 
 
 def open_batched_pair(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import numpy as np
 from peagle_trt import __version__
 from peagle_trt.engine.registry import open_engine
 from peagle_trt.graph import build_graphs
-from peagle_trt.quant import store_drafter, store_target
+from peagle_trt.quant import RECIPES, store_drafter, store_target
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.checkpoint import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
 from tests.support.heads import head_tensors, write_folder
 
+STORING = {precision: (partial(store_target, precision), partial(store_drafter, precision)) for precision in RECIPES}
 HIDDEN, HEADS, KEY_VALUE_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY = 64, 4, 2, 16, 96, 300
 EXPERTS: dict[str, dict[str, Any]] = {
     # A window shorter than the prompts, heads wider than the hidden state, a limit that is reached.
@@ -136,8 +138,9 @@ def open_pair(
     config = msgspec.structs.replace(target.config, aux_layer_ids=drafter.config.aux_layer_ids)
     engine_path = build_path / "engine"
     engine_path.mkdir(parents=True)
-    stored_target = store_target(precision, target, engine_path / "target.safetensors")
-    stored_drafter = store_drafter(precision, drafter, target, engine_path / "drafter.safetensors")
+    store_target, store_drafter = STORING[precision]
+    stored_target = store_target(target, engine_path / "target.safetensors")
+    stored_drafter = store_drafter(drafter, target, engine_path / "drafter.safetensors")
     spec = BuildSpec(
         name="random",
         target_path=target_path,

@@ -8,7 +8,8 @@ from peagle_trt_plugins import contract, contract_select_draft
 from peagle_trt_plugins.onnx_body import OPSET
 from peagle_trt_plugins.onnx_function import parallel_draft_function
 from peagle_trt_plugins.onnx_select_draft import select_draft_function, select_draft_top_k_function
-from peagle_trt_plugins.ports import DOMAIN, VERSION, Port
+from peagle_trt_plugins.onnx_select_stages import select_draft_functions, select_draft_top_k_functions
+from peagle_trt_plugins.ports import DOMAIN, TENSORRT_ATTRIBUTES, VERSION, Port
 from tests.support.plugin_cases import Arrays, DraftCase, SelectCase
 
 
@@ -16,26 +17,42 @@ def run_case(case: DraftCase | SelectCase) -> list[np.ndarray]:
     if isinstance(case, DraftCase):
         function = parallel_draft_function(widens_embedding=case.table_dtype is not None)
         attributes = {"epsilon": case.attributes()["epsilon"], "norm_before_residual": int(case.norm_before_residual)}
-        return run_body(function, case.inputs(), contract.OUTPUTS, attributes)
+        return run_body((function,), case.inputs(), contract.OUTPUTS, attributes)
     if case.candidates:
         function = select_draft_top_k_function()
-        return run_body(function, case.inputs(), contract_select_draft.TOP_K_OUTPUTS, case.attributes())
-    return run_body(select_draft_function(), case.inputs(), contract_select_draft.OUTPUTS, {})
+        return run_body((function,), case.inputs(), contract_select_draft.TOP_K_OUTPUTS, case.attributes())
+    return run_body((select_draft_function(),), case.inputs(), contract_select_draft.OUTPUTS, {})
 
 
-def run_body(function, inputs: Arrays, outputs: tuple[Port, ...], attributes: dict) -> list[np.ndarray]:
+def run_staged_case(case: SelectCase, *, rounds_logits: bool = False) -> list[np.ndarray]:
+    if case.candidates:
+        functions = select_draft_top_k_functions(candidates=case.candidates, rounds_logits=rounds_logits)
+        return run_body(functions, case.inputs(), contract_select_draft.TOP_K_OUTPUTS, case.attributes())
+    functions = select_draft_functions(rounds_logits=rounds_logits)
+    return run_body(functions, case.inputs(), contract_select_draft.OUTPUTS, {})
+
+
+def run_body(functions: tuple, inputs: Arrays, outputs: tuple[Port, ...], attributes: dict) -> list[np.ndarray]:
+    """`functions`: the node's own first, then those it holds."""
     import onnx
     import onnxruntime
     from onnx import helper
 
-    node = helper.make_node(function.name, list(inputs), [port.name for port in outputs], domain=DOMAIN, **attributes)
+    node = helper.make_node(
+        functions[0].name,
+        list(inputs),
+        [port.name for port in outputs],
+        domain=DOMAIN,
+        **attributes,
+        **TENSORRT_ATTRIBUTES,
+    )
     given = [helper.make_tensor_value_info(name, _element(array), array.shape) for name, array in inputs.items()]
     first_float = next(array for name, array in inputs.items() if name in {"fused_hidden", "hidden"})
     elements = {"float": _element(first_float), "float32": onnx.TensorProto.FLOAT, "int32": onnx.TensorProto.INT32}
     made = [helper.make_tensor_value_info(port.name, elements[port.element], list(port.dims)) for port in outputs]
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, VERSION)]
     graph = helper.make_graph([node], "case", given, made)
-    model = helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=11)
+    model = helper.make_model(graph, opset_imports=opsets, functions=list(functions), ir_version=11)
     onnx.checker.check_model(model)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     values = {

@@ -272,6 +272,8 @@ def _external(spec: TensorSpec, name: str) -> onnx.TensorProto:
         "I64": TensorProto.INT64,
         "I32": TensorProto.INT32,
         "U8": TensorProto.UINT8,
+        "F8_E4M3": TensorProto.FLOAT8E4M3FN,
+        "F4": TensorProto.FLOAT4E2M1,
     }
     if spec.location is None:
         raise ValueError(f"weight `{spec.name}` has no place on disk")

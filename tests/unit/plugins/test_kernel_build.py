@@ -12,7 +12,8 @@ import pytest
 import peagle_trt_plugins
 from peagle_trt.cli.main import run
 from peagle_trt_plugins import contract, kernel_build
-from peagle_trt_plugins.kernel_targets import ARCHITECTURES, DRIVER_OF_PTX, KernelVariant, kernel_variants
+from peagle_trt_plugins.kernel_targets import ARCHITECTURES, DRIVER_OF_PTX, kernel_variants
+from peagle_trt_plugins.kernel_variants import KernelVariant
 from tests.support.capabilities import needs
 
 VARIANTS = {f"{variant.kernel}: {variant.label}": variant for variant in kernel_variants(hidden_size=576)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from peagle_trt.graph.attention import HeadShape
@@ -36,7 +38,7 @@ class BatchedAttention:
         has_sinks: bool = False,
     ) -> None:
         self._builder = builder
-        self._heads = heads
+        self.heads = heads
         self._positions = positions
         self._has_sinks = has_sinks
         # With sinks, the first token's row is row 1.
@@ -47,25 +49,23 @@ class BatchedAttention:
             one = builder.constant(np.array(1, np.int32))
             first_row, self._lengths = (builder.op("Add", value, one) for value in (first_row, self._lengths))
         self._first_row = builder.cast(first_row, "INT64")
-        self._turn_query, self._turn_key = rotations(
-            builder, rope, heads.dim, positions, max_positions=cache_capacity
-        )
+        self._turn_query, self._turn_key = rotations(builder, rope, heads.dim, positions, max_positions=cache_capacity)
         self._views: dict[int, WindowView] = {}
 
-    def emit(self, layer: int, packed: str, *, window: int = 0, sinks: str = "") -> str:
+    def emit(self, layer: int, parts: Sequence[str], *, window: int = 0, sinks: str = "") -> str:
         """One layer's attention.
 
         Args:
             layer: Index, names caches and norm weights.
-            packed: [B, S, (Hq + 2 Hkv) D], queries, keys and values side by side.
+            parts: Queries, keys and values, [B, S, heads * D] each.
             window: Tokens a row looks back at, itself included; 0 for all.
             sinks: Stored logits, [Hq], that take part in every softmax and add nothing, or "" for none.
 
         Returns:
             [B, S, Hq * D].
         """
-        builder, heads = self._builder, self._heads
-        query, key, value = self._split(layer, packed)
+        builder, heads = self._builder, self.heads
+        query, key, value = self._by_head(layer, parts)
         query, key = self._turn_query.turn(builder, query), self._turn_key.turn(builder, key)
         if self._has_sinks:
             query = carry_sinks(builder, query, sinks, heads.dim)
@@ -78,19 +78,17 @@ class BatchedAttention:
         by_row = builder.op("Transpose", mixed, perm=[0, 2, 1, 3])
         return builder.op("Reshape", by_row, builder.constant(np.array([0, 0, heads.num_query * heads.dim], np.int64)))
 
-    def _split(self, layer: int, packed: str) -> list[str]:
-        """Queries, keys and values, [B, heads, S, D] each; queries and keys normalised per head where they are to be."""
-        builder, heads = self._builder, self._heads
-        parts = builder.ops("Split", packed, builder.constant(np.array(heads.widths, np.int64)), outputs=3, axis=-1)
-        counts = (heads.num_query, heads.num_key_value, heads.num_key_value)
-        for index, (count, norm) in enumerate(zip(counts, ("q_norm", "k_norm", ""), strict=True)):
-            shape = builder.constant(np.array([0, 0, count, heads.dim], np.int64))
-            part = builder.op("Reshape", parts[index], shape)
+    def _by_head(self, layer: int, parts: Sequence[str]) -> list[str]:
+        """The parts as [B, heads, S, D]; queries and keys normalised per head where they are to be."""
+        builder, heads = self._builder, self.heads
+        counts, found = (heads.num_query, heads.num_key_value, heads.num_key_value), []
+        for part, count, norm in zip(parts, counts, ("q_norm", "k_norm", ""), strict=True):
+            rows = builder.op("Reshape", part, builder.constant(np.array([0, 0, count, heads.dim], np.int64)))
             if norm and heads.norm_epsilon is not None:
                 weight = builder.weight(f"layers.{layer}.{norm}")
-                part = builder.op("RMSNormalization", part, weight, epsilon=heads.norm_epsilon)
-            parts[index] = builder.op("Transpose", part, perm=[0, 2, 1, 3])
-        return parts
+                rows = builder.op("RMSNormalization", rows, weight, epsilon=heads.norm_epsilon)
+            found.append(builder.op("Transpose", rows, perm=[0, 2, 1, 3]))
+        return found
 
     def _append(self, cache: str, rows: str) -> str:
         """Write rows behind a cache's valid ones; the graph's inputs and outputs of that name share a buffer."""
@@ -106,7 +104,7 @@ class BatchedAttention:
                 window,
                 self._positions,
                 "start_positions",
-                num_heads=self._heads.num_key_value,
+                num_heads=self.heads.num_key_value,
                 cache_rows=self._cache_rows,
                 has_sinks=self._has_sinks,
             )

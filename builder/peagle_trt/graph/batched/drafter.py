@@ -18,6 +18,7 @@ from peagle_trt.graph.builder import Element, GraphBuilder
 from peagle_trt.spec import DrafterConfig, TensorSpec
 from peagle_trt_plugins import contract
 from peagle_trt_plugins.onnx_function import parallel_draft_function
+from peagle_trt_plugins.ports import TENSORRT_ATTRIBUTES
 
 if TYPE_CHECKING:
     import onnx
@@ -93,6 +94,7 @@ def _parallel_draft(builder: GraphBuilder, config: DrafterConfig) -> list[str]:
         domain=contract.DOMAIN,
         epsilon=config.rms_norm_eps,
         norm_before_residual=int(config.norm_before_residual),
+        **TENSORRT_ATTRIBUTES,
     )
 
 

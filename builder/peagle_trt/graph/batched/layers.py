@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from peagle_trt.graph.attention import HeadShape
+from peagle_trt.graph.batched import quantized
 from peagle_trt.graph.batched.attention import BatchedAttention
+from peagle_trt.graph.batched.experts_layer import gathered_experts
 from peagle_trt.graph.builder import GraphBuilder
-from peagle_trt.graph.experts import gathered_experts
 from peagle_trt.spec import ExpertsConfig
 
 MixExperts = Callable[[GraphBuilder, ExpertsConfig, str, str], str]
@@ -36,6 +38,8 @@ def linear(builder: GraphBuilder, rows: str, weight: str, bias: str = "") -> str
 
     The one place that looks at how a matrix is stored.
     """
+    if quantized.is_quantized(builder, weight):
+        return quantized.linear(builder, rows, weight, bias)
     transposed = builder.op("Transpose", builder.weight(weight), perm=[1, 0])
     product = builder.op("MatMul", rows, transposed)
     return builder.op("Add", product, builder.weight(bias)) if bias and builder.has_weight(bias) else product
@@ -71,22 +75,25 @@ def decoder_layer(
         The stream after the layer.
     """
     prefix = f"layers.{layer}."
-    mixed = attention.emit(layer, packed_heads(builder, attention_input, prefix), window=window, sinks=f"{prefix}sinks")
+    parts = head_parts(builder, attention.heads, attention_input, prefix)
+    mixed = attention.emit(layer, parts, window=window, sinks=f"{prefix}sinks")
     stream = builder.op("Add", stream, linear(builder, mixed, f"{prefix}o_proj", f"{prefix}o_bias"))
     normed = rms_norm(builder, stream, f"{prefix}post_attention_norm", kind.epsilon)
     if kind.experts is None:
         return builder.op("Add", stream, swiglu(builder, normed, prefix))
-    flat = builder.op("Reshape", normed, _integers(builder, -1, builder.stored(f"{prefix}post_attention_norm").shape[0]))
+    flat = builder.op(
+        "Reshape", normed, _integers(builder, -1, builder.stored(f"{prefix}post_attention_norm").shape[0])
+    )
     output = kind.mix_experts(builder, kind.experts, flat, prefix)
     return builder.op("Add", stream, builder.op("Reshape", output, builder.op("Shape", stream)))
 
 
-def packed_heads(builder: GraphBuilder, rows: str, prefix: str) -> str:
-    """Queries, keys and values side by side, from one matrix or from the checkpoint's three."""
-    if builder.has_weight(f"{prefix}qkv_proj"):
-        return linear(builder, rows, f"{prefix}qkv_proj", f"{prefix}qkv_bias")
-    parts = [linear(builder, rows, f"{prefix}{part}_proj", f"{prefix}{part}_bias") for part in "qkv"]
-    return builder.op("Concat", *parts, axis=-1)
+def head_parts(builder: GraphBuilder, heads: HeadShape, rows: str, prefix: str) -> list[str]:
+    """Queries, keys and values, [B, S, heads * D] each, from one matrix or from the checkpoint's three."""
+    if not builder.has_weight(f"{prefix}qkv_proj"):
+        return [linear(builder, rows, f"{prefix}{part}_proj", f"{prefix}{part}_bias") for part in "qkv"]
+    packed = linear(builder, rows, f"{prefix}qkv_proj", f"{prefix}qkv_bias")
+    return builder.ops("Split", packed, _integers(builder, *heads.widths), outputs=3, axis=-1)
 
 
 def swiglu(builder: GraphBuilder, rows: str, prefix: str) -> str:

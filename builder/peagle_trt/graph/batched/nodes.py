@@ -1,7 +1,8 @@
 """Attention by the name under which TensorRT has it natively, with a body for a runtime that has not.
 
-TensorRT's parser takes `TRT_Attention` of any domain for its own layer and ignores the body; ONNX Runtime runs the body.
-TensorRT drops `nonpad_kv_seqlen` of the standard operator without a word, and aligns its causal mask to the upper left.
+TensorRT's parser takes `TRT_Attention` of any domain for its own layer and ignores the body; ONNX Runtime runs the
+body. Of the standard operator, TensorRT drops `nonpad_kv_seqlen` without a word and aligns the causal mask to the upper
+left.
 
 Source: NVIDIA onnx-tensorrt 11, `TRT_Attention`: inputs query, key, value, mask, query lengths, key/value lengths.
 """
@@ -35,18 +36,22 @@ def causal_attention(builder: GraphBuilder, query: str, key: str, value: str, le
     """
     builder.function(_causal_function())
     inputs = (query, key, value, "", "", lengths)
-    return builder.op(ATTENTION, *inputs, domain=CAUSAL_DOMAIN, causal_kind="lower_right", **_decomposable(builder))
+    return builder.op(
+        ATTENTION, *inputs, domain=CAUSAL_DOMAIN, causal_kind="lower_right", TRT_decomposable=_is_decomposable(builder)
+    )
 
 
 def masked_attention(builder: GraphBuilder, query: str, key: str, value: str, mask: str) -> str:
     """Attention over N rows of which a mask, [B, 1, S, N] bool, says which each query sees."""
     builder.function(_masked_function())
-    return builder.op(ATTENTION, query, key, value, mask, domain=MASKED_DOMAIN, **_decomposable(builder))
+    return builder.op(
+        ATTENTION, query, key, value, mask, domain=MASKED_DOMAIN, TRT_decomposable=_is_decomposable(builder)
+    )
 
 
-def _decomposable(builder: GraphBuilder) -> dict[str, int]:
-    """TensorRT has no fused attention for float32."""
-    return {"TRT_decomposable": 1} if builder.element == "FLOAT" else {}
+def _is_decomposable(builder: GraphBuilder) -> int:
+    """Whether TensorRT may take attention apart, for which it has no fused kernel in float32."""
+    return int(builder.element == "FLOAT")
 
 
 def _causal_function() -> onnx.FunctionProto:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from peagle_trt.graph.builder import GraphBuilder
 from peagle_trt.graph.rope import amplitude, inverse_frequencies
@@ -52,19 +53,21 @@ def rotations(
     cos = builder.op("Sub", products[0, 0], products[1, 1])
     sin = builder.op("Add", products[1, 0], products[0, 1])
     scale = builder.constant(np.array(head_dim**-0.5, np.float32))
-    queries = Rotation(**{name: _turned(builder, builder.op("Mul", v, scale)) for name, v in (("cos", cos), ("sin", sin))})
-    return queries, Rotation(cos=_turned(builder, cos), sin=_turned(builder, sin))
+    scaled = [builder.op("Mul", values, scale) for values in (cos, sin)]
+    return _rotation(builder, *scaled), _rotation(builder, cos, sin)
+
+
+def _rotation(builder: GraphBuilder, cos: str, sin: str) -> Rotation:
+    if builder.element == "FLOAT":
+        return Rotation(cos=cos, sin=sin)
+    return Rotation(cos=builder.cast(cos, builder.element), sin=builder.cast(sin, builder.element))
 
 
 def _tables(
-    builder: GraphBuilder, angles: np.ndarray, frequencies: np.ndarray, factor: float, indices: str
+    builder: GraphBuilder, angles: NDArray[np.int64], frequencies: NDArray[np.float64], factor: float, indices: str
 ) -> tuple[str, str]:
     """Rows of cosine and sine of `angles` times each frequency, [B, S, D / 2] float32."""
     turns = angles[:, None] * frequencies
     tables = (builder.constant((function(turns) * factor).astype(np.float32)) for function in (np.cos, np.sin))
     cos, sin = (builder.op("Gather", table, indices, axis=0) for table in tables)
     return cos, sin
-
-
-def _turned(builder: GraphBuilder, values: str) -> str:
-    return values if builder.element == "FLOAT" else builder.cast(values, builder.element)

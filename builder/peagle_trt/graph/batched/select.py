@@ -12,12 +12,14 @@ from peagle_trt.graph.batched.ports import num_candidates
 from peagle_trt.graph.builder import GraphBuilder
 from peagle_trt.spec import DrafterConfig
 from peagle_trt_plugins import contract_select_draft as contract
-from peagle_trt_plugins.onnx_select_draft import select_draft_top_k_function
+from peagle_trt_plugins.onnx_select_stages import select_draft_top_k_functions
 
 
 def select_with_plugin(builder: GraphBuilder, config: DrafterConfig, normed: str, sample_rows: str) -> None:
-    """One node, which full TensorRT gives to the plugin of its name."""
-    builder.function(select_draft_top_k_function())
+    """One node, whose two stages full TensorRT gives to the plugins of their names."""
+    candidates = num_candidates(config)
+    for function in select_draft_top_k_functions(candidates=candidates):
+        builder.function(function)
     one = builder.constant(np.array(1.0, np.float32))
     builder.ops(
         contract.TOP_K_NAME,
@@ -28,7 +30,7 @@ def select_with_plugin(builder: GraphBuilder, config: DrafterConfig, normed: str
         builder.op("Expand", one, builder.op("Shape", "num_accepted")),
         outputs=["candidate_ids", "probabilities"],
         domain=contract.DOMAIN,
-        candidates=num_candidates(config),
+        candidates=candidates,
     )
 
 

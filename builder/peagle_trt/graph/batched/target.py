@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from peagle_trt.graph.batched.attention import BatchedAttention
+from peagle_trt.graph.batched.experts_layer import gathered_experts
+from peagle_trt.graph.batched.greedy import pick_greedily
 from peagle_trt.graph.batched.layers import LayerKind, MixExperts, decoder_layer, linear, picked_rows, rms_norm
 from peagle_trt.graph.batched.nodes import BATCHED_OPSET
 from peagle_trt.graph.batched.ports import Port, target_ports
 from peagle_trt.graph.builder import Element, GraphBuilder
-from peagle_trt.graph.experts import gathered_experts
 from peagle_trt.graph.target import target_heads
 from peagle_trt.spec import TargetConfig, TensorSpec
 
@@ -35,7 +36,7 @@ def target_graph(
     logits are wanted; the caches. Rows past a sequence's own are padding: what they leave in the cache the next pass
     overwrites, so that S more rows than the sequence has must fit. A place without a sequence takes a start of C - S.
     Outputs: `logits` [B, L, V]; `hidden` [B, S, A * H]; `greedy_token_ids` [B, L], the largest logits', the lowest of
-    equal ones; the caches.
+    equal ones (see greedy.py); the caches.
 
     Args:
         config: The target.
@@ -59,7 +60,7 @@ def target_graph(
     normed = rms_norm(builder, streams[config.num_layers], "norm", config.rms_norm_eps)
     logits = linear(builder, picked_rows(builder, normed, "logit_rows"), _output_table(config))
     builder.cast(logits, "FLOAT", output="logits")
-    builder.cast(builder.op("ArgMax", "logits", axis=-1, keepdims=0), "INT32", output="greedy_token_ids")
+    pick_greedily(builder, "logits", config.vocab_size, output="greedy_token_ids")
     builder.op("Concat", *(streams[layer] for layer in config.aux_layer_ids), axis=-1, output="hidden")
     declare_outputs(builder, ports)
     return builder.model()
@@ -88,7 +89,9 @@ def _positions(builder: GraphBuilder) -> str:
     step = builder.op("Squeeze", builder.op("Shape", "token_ids", start=1, end=2))
     zero, one = (builder.constant(np.array(value, np.int64)) for value in (0, 1))
     rows = builder.cast(builder.op("Range", zero, step, one), "INT32")
-    return builder.op("Add", builder.op("Unsqueeze", "start_positions", builder.constant(np.array([1], np.int64))), rows)
+    return builder.op(
+        "Add", builder.op("Unsqueeze", "start_positions", builder.constant(np.array([1], np.int64))), rows
+    )
 
 
 def _streams(
