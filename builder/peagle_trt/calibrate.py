@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from peagle_trt.quant.calibration.model import TargetStreams
 
 NUM_PROMPTS = 32
-"""Prompts where nobody says how many: maxima of 32 and of 128 texts differ little; see docs/quantization.md."""
+"""Prompts where nobody says how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
