@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import json
 import sys
 import time
 from dataclasses import asdict
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +104,23 @@ class Measurement:
         weights = read_target(self.options.target).weights
         plan = WeightPlan(scheme=recipe.scheme, parts=recipe.parts, column_scales=scales.values if scales else None)
         errors = write_dequantized(self.options.target, weights, folders / "target", plan)
-        if self.options.keep_above is not None:
-            kept = modules_above(errors, self.options.keep_above)
+        kept = self._kept(errors)
+        if kept:
             plan = WeightPlan(scheme=recipe.scheme, parts=recipe.parts, kept=kept, column_scales=plan.column_scales)
             errors = write_dequantized(self.options.target, weights, folders / "target", plan)
-            found["kept"] = kept
+        found["kept"] = kept
         # No scales of AWQ are searched for drafters.
         head = read_drafter(self.options.drafter, num_target_layers=read_target(self.options.target).config.num_layers)
         drafter_plan = WeightPlan(scheme=recipe.scheme)
         drafter_errors = write_dequantized(self.options.drafter, head.weights, folders / "drafter", drafter_plan)
         found["weight_errors"], found["drafter_weight_errors"] = errors, drafter_errors
         return folders / "target", folders / "drafter"
+
+    def _kept(self, errors: dict[str, float]) -> list[str]:
+        """Modules that are left alone, by their weights' errors or by name."""
+        limit = inf if self.options.keep_above is None else self.options.keep_above
+        named = {name for pattern in self.options.keep for name in fnmatch.filter(errors, pattern)}
+        return modules_above({name: inf if name in named else error for name, error in errors.items()}, min(limit, 1e9))
 
     def _scales(self, recipe: MeasuredRecipe) -> Scales | None:
         if not recipe.calibration:
@@ -190,6 +198,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--recipes", default=",".join(RECIPES), help=f"some of {', '.join(RECIPES)}")
     parser.add_argument("--keep-above", type=float, help="leave out modules whose weight error is larger")
+    parser.add_argument("--keep", action="append", default=[], help="modules to leave out, as a pattern of a shell")
     parser.add_argument("--num-texts", type=int, default=32, help="of GSM8K and HumanEval each, for logits")
     parser.add_argument("--num-problems", type=int, default=100, help="of GSM8K, to be solved")
     parser.add_argument("--max-answer-tokens", type=int, default=256, help="of an answer to a problem")
