@@ -35,7 +35,7 @@ SURFACE = {
         "-k",
         "-o",
     },
-    "inspect": {"--mask-token-id", "--revision", "--target", "--tensors", "checkpoint"},
+    "inspect": {"--loaders", "--mask-token-id", "--recipe", "--revision", "--target", "--tensors", "checkpoint"},
     "diagnose": {
         "--draft-tokens",
         "--mask-token-id",
@@ -47,7 +47,7 @@ SURFACE = {
         "drafter",
         "target",
     },
-    "convert": {"--mask-token-id", "--output", "--target", "--to", "-o", "head"},
+    "convert": {"--mask-token-id", "--output", "--recipe", "--scales", "--target", "--to", "-o", "checkpoint"},
     "verify": {"build_path"},
     "generate": {
         "--chat",

@@ -35,7 +35,7 @@ HEAVY = (
 ROOMS = {
     "spec": set[str](),
     "readers": set[str](),
-    "writers": {"readers"},
+    "writers": {"readers", "quant"},
     "quant": {"readers"},
     "graph": {"quant", "readers"},
     "engine": {"quant", "graph", "machine"},
