@@ -2,7 +2,7 @@
 
 from peagle_trt.quant.calibration.drafter import DrafterMaxima, DrafterText, DraftOnce, calibrate_drafter
 from peagle_trt.quant.calibration.recipes import CALIBRATIONS, CalibrationRecipe, find_calibration
-from peagle_trt.quant.calibration.scales import Scales, read_scales, write_scales
+from peagle_trt.quant.scales_file import Scales, read_scales, write_scales
 from peagle_trt.quant.calibration.target import CalibrationRun, calibrate_target
 
 __all__ = [

@@ -17,7 +17,7 @@ from peagle_trt.quant.layer_recipes import (
     refuse_no_match,
     schemes,
 )
-from peagle_trt.quant.scales_file import ActivationScales, refuse_other_format, refuse_unknown
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.readers.dialects import TRTLLM, TRTLLM_ONE_LAYER, VLLM, Dialect
 from peagle_trt.readers.json_file import read_object
@@ -34,7 +34,6 @@ from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, already_quant
 
 HeadDialect = Literal["vllm", "trtllm"]
 HEAD_DIALECTS: tuple[HeadDialect, ...] = ("vllm", "trtllm")
-NO_SCALES = ActivationScales()
 _SPELLERS: dict[HeadDialect, Callable[[DrafterCheckpoint, TargetCheckpoint | None], SpelledHead]] = {
     "vllm": vllm.spell,
     "trtllm": trtllm.spell,
