@@ -23,7 +23,7 @@ from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import BACKENDS
 from peagle_trt.errors import UsageError
 from peagle_trt.plan import MAX_BATCH_SIZE, MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH, STAGES, Plan
-from peagle_trt.quant import AUTOMATIC, RECIPES
+from peagle_trt.quant import AUTOMATIC, BUILD_RECIPES
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES
 from peagle_trt.readers import read_target
 from peagle_trt.readers.huggingface import read_target_config
@@ -69,7 +69,7 @@ def _default_of(number: int) -> str:
 )
 @click.option(
     "--precision",
-    type=click.Choice([AUTOMATIC, *RECIPES]),
+    type=click.Choice([AUTOMATIC, *BUILD_RECIPES]),
     default=AUTOMATIC,
     show_default=True,
     help="Recipe of the weights; auto is fp32 unless that would take more than "

@@ -13,8 +13,8 @@ from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH, find_drafter, find_
 from peagle_trt.cli.options import FILE, FOLDER
 from peagle_trt.cli.output import Output
 from peagle_trt.errors import UsageError
-from peagle_trt.quant.layer_recipes import LAYER_RECIPES, load_layer_recipe
 from peagle_trt.quant.activation_scales import read_activation_scales
+from peagle_trt.quant.layer_recipes import LAYER_RECIPES, load_layer_recipe
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, read_head, read_target
 from peagle_trt.readers.drafter import is_drafter
 from peagle_trt.writers import WRITERS, convert_head

@@ -42,7 +42,8 @@ def target_graph(
     )
     streams, last, residual = _layers(builder, attention, config, token_ids)
     normed, streams[config.num_layers] = add_and_norm(builder, last, residual, "norm", config.rms_norm_eps)
-    table = "embed_tokens" if config.is_tied else "lm_head"
+    # A tied table that is quantized is stored twice: as it is to be looked up in, and as integers to be multiplied.
+    table = "lm_head" if builder.has_weight("lm_head") else "embed_tokens"
     rows = builder.op("Gather", normed, logit_rows, axis=0)
     linear(builder, rows, table, output="logits")
     builder.op("Concat", *(streams[layer] for layer in config.aux_layer_ids), axis=-1, output="hidden")

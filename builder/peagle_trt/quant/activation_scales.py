@@ -1,4 +1,4 @@
-"""Scales of activations and caches for whoever writes them: from a file that calibration wrote, or constant without one."""
+"""Scales of activations and caches for whoever writes them: from a file of calibration, or constant without one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_activation_scales(path: Path | None) -> ActivationScales:
         if name.endswith(PRE_QUANT_SCALE):
             raise CheckpointError(
                 f"`{path}` holds `{name}`, by which AWQ scales a weight's columns, and weights are written unscaled",
-                hint="calibrate with recipe `nvfp4` or `nvfp4-kv`; AWQ is measured by scripts/measure_quantization alone",
+                hint="calibrate with recipe `nvfp4`; AWQ is measured by scripts/measure_quantization alone",
             )
     values = {name: float(value.reshape(())) for name, value in scales.values.items()}
     return ActivationScales(path=path, recipe=scales.recipe, values=values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -15,8 +15,8 @@ from onnx.reference import ReferenceEvaluator
 from peagle_trt.graph.batched import Port, quantized
 from peagle_trt.graph.batched.nodes import BATCHED_OPSET
 from peagle_trt.graph.builder import Element, GraphBuilder
+from peagle_trt.quant.layer_recipes import LayerScheme
 from peagle_trt.quant.packing import StoredTensor, pack
-from peagle_trt.quant.registry import LinearScheme
 from peagle_trt.quant.store import _write
 from tests.support.batched import build_pair, open_batched_pair
 from tests.support.capabilities import needs
@@ -29,6 +29,7 @@ ROWS, COLUMNS, OUT = 5, 96, 48
 NAME, BIAS = "layers.0.down_proj", "layers.0.down_bias"
 MAX_ERROR = {"fp8": 0.15, "nvfp4": 0.5}
 """Of logits after six layers of random weights, relative: measured 0.114 and 0.343; another matrix's scale gives 1."""
+LinearScheme = Literal["fp8", "nvfp4"]
 SCHEMES: list[LinearScheme] = ["fp8", "nvfp4"]
 
 
@@ -53,7 +54,9 @@ def hard_rows() -> np.ndarray:
 def write_graph(folder: Path, scheme: LinearScheme, element: Element) -> Path:
     whole = StoredTensor(name=NAME, dtype="F32", shape=(OUT, COLUMNS), produce=matrix)
     plain = StoredTensor(name=BIAS, dtype="F32", shape=(OUT,), produce=bias)
-    stored = _write(folder / "weights.safetensors", [*pack(whole, scheme), plain])
+    stored = _write(
+        folder / "weights.safetensors", [*pack(whole, LayerScheme(weights=scheme, activations=scheme)), plain]
+    )
     builder = GraphBuilder("linear", stored, opset=BATCHED_OPSET, element=element)
     rows = builder.input("rows", element, ["B", "S", COLUMNS])
     assert quantized.is_quantized(builder, NAME)

@@ -23,8 +23,8 @@ from peagle_trt.files import (
     sha256_of,
     write_text,
 )
-from peagle_trt.quant.layer_recipes import LayerRecipe
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
+from peagle_trt.quant.layer_recipes import LayerRecipe
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, checkpoint_files
 from peagle_trt.readers.quantized import HF_QUANT_CONFIG
 from peagle_trt.writers.folder import CONFIG_NAME, require_free_name

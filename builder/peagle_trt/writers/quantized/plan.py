@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
+from peagle_trt.quant.layer_kinds import kind_of
 from peagle_trt.quant.layer_recipes import (
     Algorithm,
     CacheForm,
@@ -17,7 +19,6 @@ from peagle_trt.quant.layer_recipes import (
     refuse_no_match,
     schemes,
 )
-from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.readers.dialects import TRTLLM, TRTLLM_ONE_LAYER, VLLM, Dialect
 from peagle_trt.readers.json_file import read_object
@@ -28,7 +29,7 @@ from peagle_trt.writers import trtllm, vllm
 from peagle_trt.writers.fused import fused_name
 from peagle_trt.writers.quantized.documents import config_twin, quant_file
 from peagle_trt.writers.quantized.jobs import Job, Largest, Output, Piece
-from peagle_trt.writers.quantized.layers import LayerPlan, kind_of
+from peagle_trt.writers.quantized.layers import LayerPlan
 from peagle_trt.writers.quantized.planner import Planner, Source
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, already_quantized, refuse_quantized_head
 

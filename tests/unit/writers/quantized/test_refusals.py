@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.quant.layer_recipes import LayerRecipe, load_layer_recipe
 from peagle_trt.quant.activation_scales import read_activation_scales
+from peagle_trt.quant.layer_recipes import LayerRecipe, load_layer_recipe
 from peagle_trt.readers import read_head, read_target
 from peagle_trt.writers.quantized import plan_head, plan_target, quantize_head, quantize_target
 from tests.support.checkpoints import copy_folder, edit_tensors
@@ -140,7 +140,10 @@ def test_measured_scales_are_written_and_shared_by_fused_layers(sources: Path, t
 BAD_SCALES = {
     "missing": ({f"{Q_PROJ}.input_scale": None}, f"lacks `{Q_PROJ}.input_scale`"),
     "missing_cache": ({"model.layers.0.self_attn.v_proj.v_scale": None}, "lacks `model.layers.0.self_attn.v_proj.v_s"),
-    "zero": ({f"{Q_PROJ}.input_scale": np.array(0, np.float32)}, f"`{Q_PROJ}.input_scale` holds a number that is no positive"),
+    "zero": (
+        {f"{Q_PROJ}.input_scale": np.array(0, np.float32)},
+        f"`{Q_PROJ}.input_scale` holds a number that is no positive",
+    ),
     "nan": ({f"{Q_PROJ}.input_scale": np.array(np.nan, np.float32)}, "holds a number that is no positive"),
     "vector": ({f"{Q_PROJ}.input_scale": np.ones(64, np.float32)}, r"is F32 \[64\], expected F32 of 0 dim"),
     "awq": ({f"{Q_PROJ}.pre_quant_scale": np.ones(64, np.float32)}, "pre_quant_scale`, by which AWQ"),
@@ -155,7 +158,9 @@ def test_scales_that_do_not_fit(sources: Path, tmp_path: Path, case: str) -> Non
     save_file({name: value for name, value in scales.items() if value is not None}, tmp_path / "s.safetensors")
     with pytest.raises(CheckpointError, match=message):
         plan_target(
-            read_target(sources / "llama"), load_layer_recipe("fp8-kv"), read_activation_scales(tmp_path / "s.safetensors")
+            read_target(sources / "llama"),
+            load_layer_recipe("fp8-kv"),
+            read_activation_scales(tmp_path / "s.safetensors"),
         )
 
 
