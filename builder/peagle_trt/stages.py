@@ -247,7 +247,7 @@ class EngineStages:
         Raises:
             VerificationError: They disagree.
         """
-        from peagle_trt.verify import checkpoint_source, compare_subject
+        from peagle_trt.verify import checkpoint_source, compare_subject, rounded_source
         from peagle_trt.verify.subject import open_subject
 
         manifest = with_engines(self._manifest, self._folder)
@@ -255,7 +255,9 @@ class EngineStages:
         self._engine = subject.engine
         if subject.note:
             report(f"note: {subject.note}")
-        source = checkpoint_source(checkpoints.target, checkpoints.drafter)
+        pair = checkpoints.target, checkpoints.drafter
+        is_rounded = find_recipe(manifest.precision).rounds_to_integers
+        source = rounded_source(*pair, *stored_weights(self._folder)) if is_rounded else checkpoint_source(*pair)
         outcome = compare_subject(subject, manifest, source)
         report(outcome.summary())
         text = msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from peagle_trt.graph.attention import GroupedAttention, HeadShape
 from peagle_trt.graph.builder import GraphBuilder
+from peagle_trt.graph.integers import is_integer
 from peagle_trt.graph.layers import add_and_norm, decoder_layer, linear, rms_norm
 from peagle_trt.spec import TargetConfig, TensorSpec
 
@@ -38,7 +39,13 @@ def target_graph(
     token_ids = builder.input("token_ids", "INT32", ["T"])
     logit_rows = builder.input("logit_rows", "INT64", ["L"])
     attention = GroupedAttention(
-        builder, target_heads(config), config.rope, num_groups=num_groups, cache_capacity=cache_capacity
+        builder,
+        target_heads(config),
+        config.rope,
+        num_groups=num_groups,
+        cache_capacity=cache_capacity,
+        # Integers make much of little, and a verify step must see what single steps see.
+        is_row_invariant=is_integer(builder, "layers.0.down_proj") or is_integer(builder, "layers.0.qkv_proj"),
     )
     streams, last, residual = _layers(builder, attention, config, token_ids)
     normed, streams[config.num_layers] = add_and_norm(builder, last, residual, "norm", config.rms_norm_eps)

@@ -11,6 +11,7 @@ from peagle_trt.quant.layer_kinds import kind_of
 from peagle_trt.quant.layer_recipes import (
     AS_STORED,
     BUILD_RECIPES,
+    INTEGER_FORMS,
     DrafterLayers,
     LayerScheme,
     TargetLayers,
@@ -29,11 +30,12 @@ class Recipe:
         name: As typed on the command line.
         summary: One line for people.
         weight_type: See `BuildRules`.
-        target: What becomes of each kind of the target's layers; without those that engines cannot take.
+        target: What becomes of each kind of the target's layers.
         drafter: What becomes of the drafter's.
         keeps_mxfp4: See `BuildRules`.
         compute_element: See `BuildRules`.
         backends: Names of backends that take it.
+        leaves: Kinds of the target's layers that stay as they are all the same.
     """
 
     name: str
@@ -45,6 +47,12 @@ class Recipe:
     compute_element: ComputeElement
     backends: tuple[str, ...]
     leaves: tuple[str, ...] = ()
+
+    @property
+    def rounds_to_integers(self) -> bool:
+        """Whether a build's weights are integers, with which it is compared instead of the checkpoint's."""
+        parts = (*schemes(self.target).values(), *schemes(self.drafter).values())
+        return any(scheme.weights in INTEGER_FORMS for scheme in parts)
 
     def target_scheme(self, name: str) -> LayerScheme:
         """What becomes of one of the target's tensors, by its stored name."""

@@ -54,7 +54,7 @@ def run_target(config: TargetConfig, load: Load, token_ids: NDArray[np.int64]) -
         margin = min(margin, layer_margin)
     kept[config.num_layers] = stream_TH
     normed_TH = rms_norm(stream_TH, read(load, "norm"), config.rms_norm_eps)
-    logits_TV = _logits(load, "embed_tokens" if config.is_tied else "lm_head", normed_TH)
+    logits_TV = _logits(_load_output_layer(config, load), normed_TH)
     hidden_TA = np.concatenate([kept[i] for i in config.aux_layer_ids], axis=1)
     return TargetReference(logits=logits_TV, hidden=hidden_TA, routing_margin=margin)
 
@@ -86,7 +86,7 @@ def run_drafter(
     for layer in range(1, config.num_layers):
         stream_TH, _ = _layer(config, load, layer, stream_TH, positions_T)
     slots_KH = rms_norm(stream_TH, read(load, "norm"), config.rms_norm_eps)[len(next_token_ids) - 1 :]
-    return _logits(load, "lm_head", slots_KH)
+    return _logits(load("lm_head"), slots_KH)
 
 
 def fuse(config: DrafterConfig, load: Load, hidden_TA: Array) -> Array:
@@ -115,9 +115,18 @@ def _embed(load: Load, token_ids: NDArray[np.int64]) -> Array:
     return embedded
 
 
-def _logits(load: Load, table: str, rows_TH: Array) -> Array:
+def _load_output_layer(config: TargetConfig, load: Load) -> NDArray[np.generic]:
+    """The target's output layer; a build that rounds it has one of its own even where the checkpoint ties it."""
+    if not config.is_tied:
+        return load("lm_head")
+    try:
+        return load("lm_head")
+    except KeyError:
+        return load("embed_tokens")
+
+
+def _logits(table_VH: NDArray[np.generic], rows_TH: Array) -> Array:
     """Rows times an output layer, a part of the vocabulary at a time: in float64 a whole one is the largest tensor."""
-    table_VH = load(table)
     blocks = range(0, len(table_VH), VOCABULARY_BLOCK)
     return np.concatenate(
         [rows_TH @ table_VH[start : start + VOCABULARY_BLOCK].astype(np.float64).T for start in blocks], axis=1

@@ -133,9 +133,7 @@ def test_onnx_runtime_multiplies_the_numbers_that_we_mean(tmp_path: Path, bits: 
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("num_rows", "columns"), [(49, 96), (960, 576), (33, 1536)])
-def test_a_row_has_the_same_bits_alone_and_among_others(
-    tmp_path: Path, bits: int, num_rows: int, columns: int
-) -> None:
+def test_a_row_has_the_same_bits_alone_and_among_others(tmp_path: Path, bits: int, num_rows: int, columns: int) -> None:
     product = session(tmp_path, bits, matrix(num_rows, columns))
     rows = hard_rows(columns)
     alone = np.concatenate([product.run(["product"], {"rows": rows[[row]]})[0] for row in range(ROWS)])
