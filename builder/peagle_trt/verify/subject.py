@@ -10,7 +10,7 @@ from peagle_trt.engine.registry import COMPILING_BACKENDS, open_engine
 from peagle_trt.machine import Machine, probe_machine
 from peagle_trt.quant import find_recipe
 from peagle_trt.spec import EngineManifest
-from peagle_trt.verify.tolerances import ELEMENT_TOLERANCES, TOLERANCES, Tolerance
+from peagle_trt.verify.tolerances import ELEMENT_TOLERANCES, Tolerance, recipe_tolerance
 
 THE_ENGINE = "the engine"
 THE_GRAPHS = (
@@ -51,7 +51,7 @@ def open_subject(build_path: Path, manifest: EngineManifest, machine: Machine | 
 
         note = f"engine compiled, not run: no GPU on this machine; compared instead: {THE_GRAPHS}"
         engine: Engine = open_proof(build_path, manifest)
-        return Subject(engine=engine, description=THE_GRAPHS, tolerance=TOLERANCES[manifest.precision], note=note)
+        return Subject(engine=engine, description=THE_GRAPHS, tolerance=_recipe_tolerance(manifest), note=note)
     return Subject(
         engine=open_engine(build_path, manifest), description=THE_ENGINE, tolerance=_engine_tolerance(manifest)
     )
@@ -59,7 +59,11 @@ def open_subject(build_path: Path, manifest: EngineManifest, machine: Machine | 
 
 def _engine_tolerance(manifest: EngineManifest) -> Tolerance:
     if manifest.backend not in COMPILING_BACKENDS:
-        return TOLERANCES[manifest.precision]
-    recipe = TOLERANCES[manifest.precision]
+        return _recipe_tolerance(manifest)
+    recipe = _recipe_tolerance(manifest)
     element = ELEMENT_TOLERANCES.get(find_recipe(manifest.precision).compute_element, recipe)
     return max(recipe, element, key=lambda tolerance: tolerance.logits)
+
+
+def _recipe_tolerance(manifest: EngineManifest) -> Tolerance:
+    return recipe_tolerance(manifest.precision, has_experts=manifest.target.experts is not None)
