@@ -29,8 +29,9 @@ from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, 
 from peagle_trt.readers.quantized import HF_QUANT_CONFIG
 from peagle_trt.writers.folder import CONFIG_NAME, require_free_name
 from peagle_trt.writers.loaders import LOADERS, judge_folder
+from peagle_trt.writers.quantized.head_plan import HeadDialect, plan_head
 from peagle_trt.writers.quantized.jobs import Job
-from peagle_trt.writers.quantized.plan import CheckpointPlan, HeadDialect, plan_head, plan_target
+from peagle_trt.writers.quantized.plan import CheckpointPlan, plan_target
 from peagle_trt.writers.quantized.shards import (
     JOURNAL,
     MAX_SHARD_BYTES,

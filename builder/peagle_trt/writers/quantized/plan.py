@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
@@ -19,36 +18,17 @@ from peagle_trt.quant.layer_recipes import (
     refuse_no_match,
     schemes,
 )
-from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
-from peagle_trt.readers.dialects import TRTLLM, TRTLLM_ONE_LAYER, VLLM, Dialect
+from peagle_trt.readers import TargetCheckpoint
 from peagle_trt.readers.json_file import read_object
 from peagle_trt.readers.shards import read_folder_tensors
 from peagle_trt.readers.tensors import LazyTensor
 from peagle_trt.spec import TensorSpec
-from peagle_trt.writers import trtllm, vllm
 from peagle_trt.writers.fused import fused_name
 from peagle_trt.writers.quantized.documents import config_twin, quant_file
-from peagle_trt.writers.quantized.jobs import Job, Largest, Output, Piece
+from peagle_trt.writers.quantized.jobs import Job
 from peagle_trt.writers.quantized.layers import LayerPlan
 from peagle_trt.writers.quantized.planner import Planner, Source
-from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, already_quantized, refuse_quantized_head
-
-HeadDialect = Literal["vllm", "trtllm"]
-HEAD_DIALECTS: tuple[HeadDialect, ...] = ("vllm", "trtllm")
-_SPELLERS: dict[HeadDialect, Callable[[DrafterCheckpoint, TargetCheckpoint | None], SpelledHead]] = {
-    "vllm": vllm.spell,
-    "trtllm": trtllm.spell,
-}
-# Loaders number a drafter's layers on from the target's and prefix them as they like, so only wildcards reach them.
-_HEAD_PATTERNS = {
-    "embedding": ("embed_tokens", "*.embed_tokens"),
-    "lm_head": ("lm_head", "*.lm_head"),
-    "fc": ("fc", "*.fc"),
-    "qkv": ("*.q_proj", "*.k_proj", "*.v_proj", "*.qkv_proj"),
-    "o": ("*.o_proj",),
-    "gate_up": ("*.gate_proj", "*.up_proj", "*.gate_up_proj"),
-    "down": ("*.down_proj",),
-}
+from peagle_trt.writers.spelled import already_quantized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,53 +95,11 @@ def plan_target(target: TargetCheckpoint, recipe: LayerRecipe, scales: Activatio
     else:
         document.pop("quantization_config", None)
     if any(scheme.weights == "bf16" for scheme in schemes(recipe.target).values()):
-        document = _with_dtype(document)
+        document = with_dtype(document)
     if target.config.is_tied:
         left_out.append("lm_head")
     notes = _target_notes(planner, recipe, scales)
-    return _finish(planner, recipe, recipe.target, document, list(dict.fromkeys(left_out)), notes)
-
-
-def plan_head(
-    drafter: DrafterCheckpoint,
-    target: TargetCheckpoint | None,
-    recipe: LayerRecipe,
-    dialect: HeadDialect,
-    scales: ActivationScales = NO_SCALES,
-) -> CheckpointPlan:
-    """What a recipe makes of a head.
-
-    Args:
-        drafter: The head, unquantized.
-        target: Its target; needed where the dialect wants tensors that the head has from it.
-        recipe: The recipe.
-        dialect: Who is to load it.
-        scales: As for `plan_target`.
-
-    Raises:
-        CheckpointError: As for `plan_target`; or the dialect cannot hold the head.
-        UsageError: The target is needed and not given.
-    """
-    refuse_quantized_head(drafter)
-    head = _SPELLERS[dialect](drafter, target)
-    spelling = _spelling(dialect, drafter.config.num_layers)
-    own = {spelling.foreign_name(name): name for name in drafter.weights}
-    planner = Planner(path=drafter.path, rules=recipe.drafter, scales=scales)
-    for tensor in head.tensors:
-        _plan_head_tensor(planner, drafter, own.get(tensor.name, ""), tensor)
-    attentions = [
-        spelling.foreign_name(f"layers.{index}.k_proj").removesuffix(".k_proj.weight")
-        for index in range(drafter.config.num_layers)
-    ]
-    for attention in attentions if recipe.drafter.cache == "fp8" else ():
-        planner.cache(attention)
-    kinds = {layer.kind for layer in planner.layers if layer.kind in _HEAD_PATTERNS}
-    plain = [kind for kind in _HEAD_PATTERNS if schemes(recipe.drafter)[kind].algorithm is None or kind not in kinds]
-    left_out = [pattern for kind in plain for pattern in _HEAD_PATTERNS[kind]]
-    document = dict(head.document)
-    if recipe.drafter.fc.weights == "bf16":
-        document = _with_dtype(document)
-    return _finish(planner, recipe, recipe.drafter, document, left_out, head.notes + _scale_notes(planner, scales))
+    return finish(planner, recipe, recipe.target, document, list(dict.fromkeys(left_out)), notes)
 
 
 def _plan_tensor(
@@ -186,35 +124,6 @@ def _plan_tensor(
             planner.stack(spec, spec.name, kind)
 
 
-def _plan_head_tensor(planner: Planner, drafter: DrafterCheckpoint, name: str, tensor: SpelledTensor) -> None:
-    """One of a head's tensors; those that the dialect adds are written as the dialect makes them."""
-    rules = planner.rules
-    assert isinstance(rules, DrafterLayers)
-    kind = kind_of(name)
-    if not name or kind == "fixed":
-        added_kind = "lm_head" if tensor.name.endswith("lm_head.weight") else kind
-        if schemes(rules).get(added_kind) and schemes(rules)[added_kind].algorithm is not None:
-            raise CheckpointError(
-                f"`{planner.path}` has no `{tensor.name}` of its own that could be quantized",
-                hint="leave `drafter.lm_head` out of the recipe",
-            )
-        planner.made(_as_job(tensor), added_kind)
-        return
-    spec = drafter.weights[name].spec
-    if kind == "norms":
-        planner.plain(spec, tensor.name, kind, tensor.shape, rules.norms)
-    else:
-        planner.matrix(spec, tensor.name.removesuffix(".weight"), kind)
-
-
-def _as_job(tensor: SpelledTensor) -> Job:
-    def run(_: Largest) -> Iterator[Piece]:
-        for piece in tensor.pieces():
-            yield 0, piece
-
-    return Job(outputs=(Output(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),), pieces=run)
-
-
 def _plan_cache(planner: Planner, cache: CacheForm, num_layers: int, attention: str) -> None:
     for layer in range(num_layers if cache == "fp8" else 0):
         planner.cache(attention.format(layer))
@@ -236,7 +145,7 @@ def _refuse_beside_packed(planner: Planner, cache: CacheForm) -> None:
         )
 
 
-def _finish(
+def finish(
     planner: Planner,
     recipe: LayerRecipe,
     rules: TargetLayers | DrafterLayers,
@@ -244,6 +153,19 @@ def _finish(
     left_out: list[str],
     notes: tuple[str, ...],
 ) -> CheckpointPlan:
+    """The plan of what a planner has collected.
+
+    Args:
+        planner: What has been collected.
+        recipe: The recipe.
+        rules: The part of it that was applied.
+        document: config.json, without a description of what is quantized anew.
+        left_out: Patterns of modules that stay as they are, for loaders.
+        notes: What the checkpoint's user must know.
+
+    Raises:
+        CheckpointError: The recipe matches nothing, splits what loaders fuse, or the scales do not fit.
+    """
     if not planner.is_matched:
         raise refuse_no_match(recipe, planner.path)
     planner.require_whole_groups()
@@ -280,10 +202,11 @@ def _target_notes(planner: Planner, recipe: LayerRecipe, scales: ActivationScale
         notes.append("the experts' MXFP4 becomes NVFP4 without a change of any number, and does not get smaller")
     elif recipe.target.packed_experts == "keep" and any(layer.weights == "mxfp4" for layer in planner.layers):
         notes.append("the experts' MXFP4 is kept byte for byte")
-    return (*notes, *_scale_notes(planner, scales))
+    return (*notes, *scale_notes(planner, scales))
 
 
-def _scale_notes(planner: Planner, scales: ActivationScales) -> tuple[str, ...]:
+def scale_notes(planner: Planner, scales: ActivationScales) -> tuple[str, ...]:
+    """What to say where nobody measured activations or a cache."""
     has_activations = any(layer.activations != "none" for layer in planner.layers)
     has_cache = planner.rules.cache != "none"
     if scales.path is not None or not (has_activations or has_cache):
@@ -294,13 +217,8 @@ def _scale_notes(planner: Planner, scales: ActivationScales) -> tuple[str, ...]:
     return (f"scales of {what} are the constant 1, for no file of scales was given",)
 
 
-def _spelling(dialect: HeadDialect, num_layers: int) -> Dialect:
-    if dialect == "vllm":
-        return VLLM
-    return TRTLLM_ONE_LAYER if num_layers == 1 else TRTLLM
-
-
-def _with_dtype(document: Mapping[str, object]) -> dict[str, object]:
+def with_dtype(document: Mapping[str, object]) -> dict[str, object]:
+    """A config.json whose weights are bfloat16."""
     key = "torch_dtype" if "torch_dtype" in document else "dtype"
     return {**document, key: "bfloat16"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,13 @@ def test_a_head_that_is_quantized_already(sources: Path, tmp_path: Path) -> None
     quantize_head(read_head(sources / "head"), None, recipe, "vllm", tmp_path / "once")
     with pytest.raises(CheckpointError, match=r"`layers\.0\.self_attn\.q_proj\.weight` is quantized already"):
         plan_head(read_head(tmp_path / "once"), None, recipe, "vllm")
+
+
+def test_a_gguf_file(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    target = replace(read_target(sources / "llama"), path=tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError, match=r"model\.gguf` is a GGUF file"):
+        plan_target(target, load_layer_recipe("fp8"))
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "fp8-kv"])
