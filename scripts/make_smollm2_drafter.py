@@ -43,8 +43,9 @@ from peagle_trt.train.prompting import read_chat_format
 from peagle_trt.train.question_templates import OPENINGS
 from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
+from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import count_tokens
-from peagle_trt.train.trainer import Trainer, TrainingSettings
+from peagle_trt.train.trainer import Trainer
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
 
 logger = logging.getLogger("make_smollm2_drafter")

@@ -27,7 +27,8 @@ from peagle_trt.train.optimizer import OptimizerSettings, SplitOptimizer
 from peagle_trt.train.prompting import read_chat_format
 from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
-from peagle_trt.train.trainer import Trainer, TrainingSettings
+from peagle_trt.train.settings import TrainingSettings
+from peagle_trt.train.trainer import Trainer
 
 logger = logging.getLogger("make_tiny_pair")
 

@@ -6,7 +6,7 @@ name or folder -> catalog -> readers (target, drafter) -> pairing -> quant -> gr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -133,6 +133,7 @@ class _Run:
     until: str
     is_fresh: bool
     report: Report
+    has_run: set[str] = field(default_factory=set)
 
     def stage(self, name: str, work: Callable[[], tuple[str, ...]]) -> bool:
         """Run a stage unless it is done or lies past the last one wanted.
@@ -147,12 +148,15 @@ class _Run:
         if STAGES.index(name) > STAGES.index(self.until):
             return False
         inputs = self.plan.step(name).inputs
-        if not self.is_fresh and self.folder.adopt(name, inputs):
+        # Engines compiled twice differ, so what was verified once says nothing about the second.
+        is_stale = name == "verify" and "engine" in self.has_run
+        if not self.is_fresh and not is_stale and self.folder.adopt(name, inputs):
             self.report(f"{name}: done before")
             return True
         self.report(f"{name} ...")
         self.folder.forget(name)
         self.folder.finish(name, inputs, work())
+        self.has_run.add(name)
         return True
 
 

@@ -276,13 +276,13 @@ class EngineStages:
         from peagle_trt.verify.subject import open_subject
 
         manifest = with_engines(self._manifest, self._folder)
-        subject = open_subject(self._folder, manifest)
-        self._engine = subject.engine
-        if subject.note:
-            report(f"note: {subject.note}")
         pair = checkpoints.target, checkpoints.drafter
         is_rounded = find_recipe(manifest.precision).rounds_to_integers
         source = rounded_source(*pair, *stored_weights(self._folder)) if is_rounded else checkpoint_source(*pair)
+        subject = open_subject(self._folder, manifest, source)
+        self._engine = subject.engine
+        if subject.note:
+            report(f"note: {subject.note}")
         outcome = compare_subject(subject, manifest, source)
         report(outcome.summary())
         text = msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()

@@ -90,7 +90,22 @@ SURFACE = {
 PROMISED = {
     "bench": {"--url", "--prompts", "--num-prompts", "--max-tokens", "--concurrency", "-k", "--method", "--baseline"},
     "serve": {"path", "--http-port", "--grpc-port", "--metrics-port"},
-    "train": {"--target", "--data", "--output", "--layers", "--depths", "--steps", "--seed"},
+    "train": {
+        "--target",
+        "--data",
+        "--output",
+        "--layers",
+        "--depths",
+        "--steps",
+        "--seed",
+        "--segments",
+        "--memory-budget",
+        "--partition",
+        "--loss",
+        "--evaluate-every",
+        "--patience",
+        "--resume",
+    },
 }
 
 

@@ -108,11 +108,18 @@ def require_working_numpy() -> None:
 
 def _is_server_before_numpy_2() -> bool:
     # The server is the parent process; containers say their release in the environment, as `24.10`.
-    server = Path(f"/proc/{os.getppid()}/exe")
-    if server.is_symlink() and "pytriton" in server.readlink().parts:
+    if "pytriton" in _parent_program().parts:
         return True
     release = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")
     return bool(re.fullmatch(r"\d+\.\d+", release)) and tuple(map(int, release.split("."))) < (24, 11)
+
+
+def _parent_program() -> Path:
+    """The parent's program; empty where it is another user's, or the system has no /proc."""
+    try:
+        return Path(f"/proc/{os.getppid()}/exe").readlink()
+    except OSError:
+        return Path()
 
 
 def _final_flag() -> int:

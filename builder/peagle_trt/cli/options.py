@@ -51,7 +51,13 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]  # Generic from cli
         parts: Sequence[Any] = value if isinstance(value, list | tuple) else str(value).split(",")
         if not parts:
             self.fail("the list is empty", param, ctx)
-        return tuple(self._each.convert(part, param, ctx) for part in parts)
+        return tuple(self._each.convert(self._whole(part, param, ctx), param, ctx) for part in parts)
+
+    def _whole(self, part: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return part if isinstance(part, int) else int(str(part))
+        except ValueError:
+            self.fail(f"{str(part)!r} is no whole number", param, ctx)
 
 
 FOLDER = _FilePath(path_type=Path)

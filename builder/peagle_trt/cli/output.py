@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -57,6 +58,25 @@ class Output:
         """One line about what is going on."""
         if not self.is_quiet:
             _say(line, sys.stderr)
+
+    @contextlib.contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int, str], None]]:
+        """A bar on stderr while something long goes on; nothing where stderr is no terminal.
+
+        Args:
+            label: What goes on.
+            total: Steps of it.
+
+        Yields:
+            Takes the steps that are done and a few words.
+        """
+        import click
+
+        hidden = self.is_quiet or not sys.stderr.isatty()
+        with click.progressbar(
+            length=total, label=label, file=sys.stderr, hidden=hidden, item_show_func=lambda words: words
+        ) as shown:
+            yield lambda done, words: shown.update(done - shown.pos, words)
 
     def failure(self, error_type: str, message: str, *, hint: str, exit_code: int) -> None:
         """Report a failure: a line on stderr, and with `--json` a document on stdout too."""

@@ -10,10 +10,13 @@ import click
 from peagle_trt import catalog
 from peagle_trt.cli.options import FILE, FOLDER, NumberList, config_option
 from peagle_trt.cli.output import Output
+from peagle_trt.train.fitting import MemoryRequest
+from peagle_trt.train.objectives import OBJECTIVES
 from peagle_trt.train.optimizer import OptimizerSettings
+from peagle_trt.train.partition import METHODS
 from peagle_trt.train.run import TrainingReport, TrainingRequest, train_head
 from peagle_trt.train.sampling import DropSettings
-from peagle_trt.train.trainer import TrainingSettings
+from peagle_trt.train.settings import TrainingSettings
 
 
 @click.command("train")
@@ -42,6 +45,13 @@ from peagle_trt.train.trainer import TrainingSettings
 @click.option("--mask-token-id", type=click.IntRange(min=0), help="Token of mask slots; an unused one by default.")
 @click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Optimizer steps.")
 @click.option("--tokens-per-step", type=click.IntRange(min=64), default=3000, show_default=True, help="Text a step.")
+@click.option(
+    "--max-prompt-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Longest question; longer ones are left out.",
+)
 @click.option("--max-new-tokens", type=click.IntRange(min=8), default=224, show_default=True, help="Longest answer.")
 @click.option(
     "--learning-rate",
@@ -49,6 +59,59 @@ from peagle_trt.train.trainer import TrainingSettings
     default=0.01,
     show_default=True,
     help="Peak rate of the matrices (Muon).",
+)
+@click.option(
+    "--loss",
+    "objective",
+    type=click.Choice(list(OBJECTIVES)),
+    default="kl",
+    show_default=True,
+    help="kl, ce: divergence, or the likeliest token alone; topk: KL over 32 tokens and the rest; tv, nla, lk: "
+    "acceptance itself, its logarithm, a mixture of kl and tv.",
+)
+@click.option("--warmup", type=click.IntRange(min=1), help="Steps of the rise; a tenth of all, at most 30, by default.")
+@click.option(
+    "--clip",
+    type=click.FloatRange(min=0.0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Limit of the gradient's norm.",
+)
+@click.option(
+    "--average",
+    type=click.FloatRange(0.0, 1.0, max_open=True),
+    default=0.98,
+    show_default=True,
+    help="Decay of the running average of weights that is exported; 0 exports the last weights.",
+)
+@click.option(
+    "--segments",
+    type=click.IntRange(1, 1024),
+    help="Cut the longest sequence into this many passes, and no pass is larger; losses and gradients stay the same.",
+)
+@click.option(
+    "--memory-budget",
+    metavar="GIB",
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="Choose the number of segments by the memory that a step may take, beside target and head.",
+)
+@click.option(
+    "--partition",
+    type=click.Choice(list(METHODS)),
+    default="cached",
+    show_default=True,
+    help="cached holds the context's keys and values; recomputed is the paper's Algorithm 1.",
+)
+@click.option(
+    "--evaluate-every",
+    type=click.IntRange(min=1),
+    help="Steps between evaluations in the decode loop; one at the end.",
+)
+@click.option(
+    "--patience", type=click.IntRange(min=1), help="Stop after this many evaluations without a better acceptance."
+)
+@click.option(
+    "-k", "draft_tokens", type=click.IntRange(1, 32), default=5, show_default=True, help="Drafts a step in evaluations."
 )
 @click.option(
     "--compute-dtype",
@@ -81,16 +144,28 @@ def command(
     mask_token_id: int | None,
     steps: int,
     tokens_per_step: int,
+    max_prompt_tokens: int,
     max_new_tokens: int,
     learning_rate: float,
+    objective: str,
+    warmup: int | None,
+    clip: float,
+    average: float,
+    segments: int | None,
+    memory_budget: float | None,
+    partition: str,
+    evaluate_every: int | None,
+    patience: int | None,
+    draft_tokens: int,
     compute_dtype: str,
     seed: int,
     is_resumed: bool,
 ) -> None:
     """Train a P-EAGLE head on the target's own greedy answers.
 
-    The output folder takes the head, and under `work` the answers with their hidden states, the last state and the
-    metrics of every step.
+    The output folder takes the head with the best acceptance, and under `work` the answers with their hidden states,
+    the last state, the metrics of every step and a picture of them. Several processes share the work when `torchrun`
+    starts them.
     """
     is_known = not Path(target).exists() or catalog.has_entry(target)
     request = TrainingRequest(
@@ -101,19 +176,34 @@ def command(
         auxiliary_layers=auxiliary_layers,
         draft_vocab_size=draft_vocab_size,
         mask_token_id=mask_token_id,
+        max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
+        draft_tokens=draft_tokens,
         compute_dtype=compute_dtype,
         is_resumed=is_resumed,
+        memory=MemoryRequest(
+            method=partition,
+            num_segments=segments,
+            budget_bytes=None if memory_budget is None else int(memory_budget * 2**30),
+        ),
         settings=TrainingSettings(
             drop=DropSettings(num_depths=depths, retention=retention),
             optimizer=OptimizerSettings(
-                matrix_rate=learning_rate, total_steps=steps, warmup_steps=max(1, min(30, steps // 10))
+                matrix_rate=learning_rate, total_steps=steps, warmup_steps=warmup or max(1, min(30, steps // 10))
             ),
             tokens_per_step=tokens_per_step,
+            objective=objective,
+            max_norm=clip,
+            average_decay=average,
             seed=seed,
+            evaluation_steps=evaluate_every,
+            patience=patience,
         ),
     )
-    report = train_head(request, report=output.progress)
+    with output.bar("training", steps) as advance:
+        report = train_head(
+            request, report=output.progress, on_step=lambda step, _, loss: advance(step, f"loss {loss:.3f}")
+        )
     output.result(_document(report, output_path), _text(report, output_path))
 
 
@@ -130,7 +220,8 @@ def _document(report: TrainingReport, path: Path) -> dict[str, object]:
 
 def _text(report: TrainingReport, path: Path) -> str:
     return (
-        f"{path}: acceptance length {report.held_out.length:.3f} on held-out answers, trained on "
+        f"{path}: acceptance length {report.held_out.length:.3f} on held-out answers, head of step "
+        f"{report.best_step} of {report.num_steps}, trained on "
         f"{report.num_answers} answers ({report.num_answer_tokens} tokens), "
         f"draft vocabulary {report.draft_vocab_size}, mask token {report.mask_token_id}"
     )

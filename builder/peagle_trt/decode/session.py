@@ -12,7 +12,7 @@ from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.engine.protocol import Engine
-from peagle_trt.engine.registry import open_engine
+from peagle_trt.engine.registry import check_record, open_engine
 from peagle_trt.errors import PeagleError, UsageError
 from peagle_trt.spec import EngineManifest
 
@@ -88,6 +88,7 @@ def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBui
     """
     manifest = read_manifest(build_path)
     require_files(build_path, manifest)
+    check_record(manifest)
     files = manifest.tokenizer
     tokenizer = TextTokenizer.from_files(
         build_path / files.tokenizer,

@@ -16,6 +16,7 @@ from peagle_trt.deploy.leftovers import owner_prefix, sweep_stale_folders
 from peagle_trt.deploy.ports import LOOPBACK, ServerPorts
 from peagle_trt.deploy.repository import assemble_repository, is_repository
 from peagle_trt.deploy.server import TritonServer
+from peagle_trt.engine.registry import require_runnable
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +63,10 @@ def require_servable(path: Path) -> None:
 
     Raises:
         UsageError: `path` is neither a finished build nor a repository of ours.
+        MachineError: This machine cannot run the build.
     """
     if not is_repository(path):
-        read_whole_build(path)
+        require_runnable(read_whole_build(path))
 
 
 @contextlib.contextmanager

@@ -54,6 +54,12 @@ class Recipe:
         parts = (*schemes(self.target).values(), *schemes(self.drafter).values())
         return any(scheme.weights in INTEGER_FORMS for scheme in parts)
 
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether products round what they are given, so that no weights alone tell what they give."""
+        parts = (*schemes(self.target).values(), *schemes(self.drafter).values())
+        return self.rounds_to_integers or any(scheme.activations != "none" for scheme in parts)
+
     def target_scheme(self, name: str) -> LayerScheme:
         """What becomes of one of the target's tensors, by its stored name."""
         kind = kind_of(name)

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from peagle_trt.train.sampling import DropSettings, RowPlan, sample_rows, visible_rows
+from peagle_trt.train.row_attention import SequenceRows
+from peagle_trt.train.sampling import DropSettings, RowPlan, sample_rows
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from peagle_trt.train.features import TrainingSequence
@@ -25,6 +27,7 @@ class Batch:
         rows: The drafter's input.
         supervised_rows: Rows with a loss, [S] int64.
         depths: Their depths, [S] int64.
+        origins: Which of the sequences each belongs to, [S] int64.
         target_indices: Where in `target_normed_UH` each finds its target, [S] int64.
         target_normed_UH: The target's lm_head inputs, [U, H] float.
     """
@@ -32,40 +35,76 @@ class Batch:
     rows: HeadRows
     supervised_rows: Tensor
     depths: Tensor
+    origins: Tensor
     target_indices: Tensor
     target_normed_UH: Tensor
 
 
-def supervised_slots(sequence: TrainingSequence) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def supervised_slots(sequence: TrainingSequence) -> NDArray[np.bool_]:
     """Slots that a drafter can meet at inference: those from the first generated token on, [L] bool.
 
     Slot i carries token i+1 and predicts token i+2; the last slot has no target.
     """
     num_slots = len(sequence.token_ids) - 2
-    return np.arange(num_slots) + 1 >= sequence.prompt_length
+    supervised: NDArray[np.bool_] = np.arange(num_slots) + 1 >= sequence.prompt_length
+    return supervised
 
 
-def make_batch(
-    sequences: Sequence[TrainingSequence], settings: DropSettings, mask_token_id: int, generator: np.random.Generator
-) -> Batch:
-    """Pack sequences of one step with freshly drawn mask slots."""
-    plans = [
+def supervised_rows(sequence: TrainingSequence, plan: RowPlan) -> NDArray[np.bool_]:
+    """Rows of a plan that have a loss, [R] bool; those that reach beyond the text have none."""
+    slots = supervised_slots(sequence)
+    held = np.minimum(plan.positions, len(slots) - 1)
+    has_loss: NDArray[np.bool_] = (plan.positions < len(slots)) & slots[held]
+    return has_loss
+
+
+def sample_plans(
+    sequences: Sequence[TrainingSequence], settings: DropSettings, generator: np.random.Generator
+) -> list[RowPlan]:
+    """Freshly drawn mask slots for the sequences of one step."""
+    return [
         sample_rows(len(sequence.token_ids) - 2, supervised_slots(sequence), settings, generator)
         for sequence in sequences
     ]
-    return pack_rows(sequences, plans, mask_token_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Rows of one sequence that run together.
+
+    Attributes:
+        sequence: Tokens and hidden states.
+        plan: The rows.
+        has_loss: Which of them this piece answers for, [R] bool; the others are context for them.
+        num_prefix: Context slots whose keys and values are held already.
+        origin: The sequence's place in its step.
+    """
+
+    sequence: TrainingSequence
+    plan: RowPlan
+    has_loss: NDArray[np.bool_]
+    num_prefix: int = 0
+    origin: int = 0
 
 
 def pack_rows(sequences: Sequence[TrainingSequence], plans: Sequence[RowPlan], mask_token_id: int) -> Batch:
-    """Lay the rows of all sequences one after another.
+    """Lay the rows of whole sequences one after another, with a loss wherever the slot is supervised."""
+    pieces = [
+        Piece(sequence=sequence, plan=plan, has_loss=supervised_rows(sequence, plan), origin=place)
+        for place, (sequence, plan) in enumerate(zip(sequences, plans, strict=True))
+    ]
+    return pack_pieces(pieces, mask_token_id)
+
+
+def pack_pieces(pieces: Sequence[Piece], mask_token_id: int) -> Batch:
+    """Lay the rows of pieces one after another.
 
     Args:
-        sequences: Tokens and hidden states.
-        plans: The rows of each.
+        pieces: Of one sequence each.
         mask_token_id: Token of mask rows.
 
     Returns:
-        Rows with a loss wherever the slot is supervised.
+        The drafter's input and its supervision.
 
     Source: EAGLE-3's shift; slot i pairs token i+1 with the hidden state of token i.
     """
@@ -73,40 +112,48 @@ def pack_rows(sequences: Sequence[TrainingSequence], plans: Sequence[RowPlan], m
 
     from peagle_trt.train.head import HeadRows
 
-    tokens, hidden, supervised, depths, indices, normed, masks = [], [], [], [], [], [], []
+    tokens, hidden, supervised, indices, normed = [], [], [], [], []
     num_rows, num_targets = 0, 0
-    for sequence, plan in zip(sequences, plans, strict=True):
-        positions = torch.from_numpy(plan.positions)
-        is_mask = torch.from_numpy(plan.depths > 0)
+    for piece in pieces:
+        sequence, plan = piece.sequence, piece.plan
         # Mask rows may reach beyond the text; what stands there is replaced, so any valid index will do.
-        held = positions.clamp(max=len(sequence.token_ids) - 2)
+        held = torch.from_numpy(plan.positions).clamp(max=len(sequence.token_ids) - 2)
         shifted = sequence.token_ids.long()[held + 1]
-        tokens.append(shifted.masked_fill_(is_mask, mask_token_id))
+        tokens.append(shifted.masked_fill_(torch.from_numpy(plan.depths > 0), mask_token_id))
         hidden.append(sequence.auxiliary_NA[held].float())
-        slots = supervised_slots(sequence)
-        has_loss = np.flatnonzero((plan.positions < len(slots)) & slots[np.minimum(plan.positions, len(slots) - 1)])
-        supervised.append(has_loss + num_rows)
-        depths.append(plan.depths[has_loss])
+        chosen = np.flatnonzero(piece.has_loss)
+        supervised.append(chosen + num_rows)
         # Slot i's target is what lm_head reads at token i+1; only answer positions are kept.
         first = max(sequence.prompt_length - 1, 0)
-        indices.append(plan.positions[has_loss] - first + num_targets)
+        indices.append(plan.positions[chosen] - first + num_targets)
         normed.append(sequence.normed_NH[first + 1 :].float())
-        blocked = torch.from_numpy(~visible_rows(plan))
-        masks.append(torch.zeros(blocked.shape).masked_fill_(blocked, -torch.inf))
         num_rows, num_targets = num_rows + len(plan.depths), num_targets + len(normed[-1])
     rows = HeadRows(
         token_ids_R=torch.cat(tokens),
         auxiliary_RA=torch.cat(hidden),
-        is_mask_R=torch.from_numpy(np.concatenate([plan.depths > 0 for plan in plans])),
-        positions_R=torch.from_numpy(np.concatenate([plan.positions for plan in plans])),
-        masks=masks,
+        is_mask_R=torch.from_numpy(np.concatenate([piece.plan.depths > 0 for piece in pieces])),
+        positions_R=torch.from_numpy(np.concatenate([piece.plan.positions for piece in pieces])),
+        layouts=[_layout(piece) for piece in pieces],
     )
+    places = np.concatenate([np.full(len(s), piece.origin) for s, piece in zip(supervised, pieces, strict=True)])
+    depths = np.concatenate([piece.plan.depths[piece.has_loss] for piece in pieces])
     return Batch(
         rows=rows,
         supervised_rows=torch.from_numpy(np.concatenate(supervised)),
-        depths=torch.from_numpy(np.concatenate(depths)),
+        depths=torch.from_numpy(depths),
+        origins=torch.from_numpy(places),
         target_indices=torch.from_numpy(np.concatenate(indices)),
         target_normed_UH=torch.cat(normed),
+    )
+
+
+def _layout(piece: Piece) -> SequenceRows:
+    num_context = piece.plan.num_context
+    return SequenceRows(
+        num_prefix=piece.num_prefix,
+        num_context=num_context,
+        anchors=piece.plan.anchors[num_context:],
+        depths=piece.plan.depths[num_context:],
     )
 
 

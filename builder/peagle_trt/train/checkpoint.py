@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.files import replacing, write_text
 from peagle_trt.readers import read_drafter
 
 if TYPE_CHECKING:
@@ -38,22 +39,23 @@ def write_head(
         draft_to_target: Target id of each draft id, ascending.
         target: Sizes and special tokens of the target.
         state: Folded weights, `head.folded_state()` or an average of several.
+
+    Raises:
+        MachineError: The disk is full, or the folder cannot be written.
     """
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     from peagle_trt.train.vocabulary import draft_offsets
     from peagle_trt.writers.vllm import config_document
 
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {_dialect_name(name): value.to(torch.bfloat16).contiguous() for name, value in state.items()}
     tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
     if len(draft_to_target) != target.vocab_size:
         tensors["d2t"] = torch.from_numpy(draft_offsets(draft_to_target))
-    staging = folder / f"{WEIGHTS_NAME}.part"
-    save_file(tensors, staging, metadata={"format": "pt"})
-    (folder / CONFIG_NAME).write_text(json.dumps(config_document(head.config, "BF16", target), indent=2) + "\n")
-    staging.rename(folder / WEIGHTS_NAME)
+    write_text(folder / CONFIG_NAME, json.dumps(config_document(head.config, "BF16", target), indent=2) + "\n")
+    with replacing(folder / WEIGHTS_NAME) as file:
+        file.write(save(tensors, metadata={"format": "pt"}))
 
 
 def read_head(folder: Path, compute_dtype: torch.dtype) -> tuple[PeagleHead, NDArray[np.int64]]:

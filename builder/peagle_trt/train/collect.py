@@ -27,7 +27,7 @@ class CollectionPlan:
     """How answers are gathered.
 
     Attributes:
-        num_slots: Sequences a step.
+        num_slots: Sequences a step, at most; long ones share the memory that this many of 600 tokens take.
         max_prompt_tokens: Longer prompts are left out.
         max_new_tokens: Limit of an answer.
         token_budget: Answer tokens after which this worker stops.
@@ -88,9 +88,10 @@ def collect_features(
     )
     share = itertools.islice(prompts, plan.worker, None, plan.num_workers)
     # Room for both turns of a conversation: first prompt, half an answer, second turn, half an answer.
-    capacity = plan.max_prompt_tokens + plan.max_new_tokens + 64
+    capacity = min(plan.max_prompt_tokens + plan.max_new_tokens + 64, target.config.max_positions)
+    num_slots = max(1, min(plan.num_slots, plan.num_slots * 600 // capacity))
     answers = answer_prompts(
-        target, _pending(share, done), choose=target.greedy_tokens, num_slots=plan.num_slots, capacity=capacity
+        target, _pending(share, done), choose=target.greedy_tokens, num_slots=num_slots, capacity=capacity
     )
     num_tokens, started = 0, time.monotonic()
     for count, answer in enumerate(answers, start=1):
@@ -113,7 +114,7 @@ def write_questions(path: Path, questions: Sequence[Question]) -> None:
 def read_questions(path: Path) -> list[Question]:
     """Questions from JSON lines, as `write_questions` wrote them."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Question(source=line["source"], turns=tuple(line["turns"]), is_raw=line["is_raw"]) for line in lines]
+    return [Question(**{**line, "turns": tuple(line["turns"])}) for line in lines]
 
 
 def _pending(prompts: Iterator[Prompt], done: set[str]) -> Iterator[Prompt]:

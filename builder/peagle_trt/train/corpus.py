@@ -30,11 +30,13 @@ class Question:
         source: Name of the set it comes from.
         turns: What the user says, one entry a turn.
         is_raw: The single turn is text to continue without a chat template.
+        system: What the conversation opens with; empty for nothing.
     """
 
     source: str
     turns: tuple[str, ...]
     is_raw: bool = False
+    system: str = ""
 
 
 def read_word_problems(path: Path) -> Iterator[Question]:

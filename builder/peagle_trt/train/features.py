@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.files import sha256_of
+from peagle_trt.files import naming_os_errors, replacing, sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from peagle_trt.train.generate import Answer
 
+logger = logging.getLogger(__name__)
+
 INDEX_NAME = "index.jsonl"
+MOST_TOKENS = 32768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,10 @@ class TrainingSequence:
 
 
 class FeatureWriter:
-    """Appends answers to a folder, a shard at a time; an interrupted run loses at most one shard."""
+    """Appends answers to a folder, a shard at a time; an interrupted run loses at most one shard.
+
+    A shard ends after `answers_per_shard` answers, or earlier once it holds `MOST_TOKENS` tokens.
+    """
 
     def __init__(self, folder: Path, *, prefix: str = "shard", answers_per_shard: int = 64) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,13 +68,14 @@ class FeatureWriter:
     def add(self, answer: Answer) -> None:
         """Keep an answer; writes a shard when enough have gathered."""
         self._pending.append(answer)
-        if len(self._pending) >= self._answers_per_shard:
+        num_tokens = sum(len(pending.token_ids) for pending in self._pending)
+        if len(self._pending) >= self._answers_per_shard or num_tokens >= MOST_TOKENS:
             self.flush()
 
     def flush(self) -> None:
         """Write what has gathered, file first and index line last."""
         import torch
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         if not self._pending:
             return
@@ -80,9 +89,8 @@ class FeatureWriter:
             "auxiliary": torch.cat([answer.auxiliary_NA for answer in answers]),
             "normed": torch.cat([answer.normed_NH for answer in answers]),
         }
-        staging = path.with_suffix(".part")
-        save_file(tensors, staging)
-        staging.rename(path)
+        with replacing(path) as file:
+            file.write(save(tensors))
         shard = Shard(
             file=path.name,
             sha256=sha256_of(path),
@@ -91,8 +99,7 @@ class FeatureWriter:
             num_tokens=sum(lengths),
             num_answer_tokens=sum(lengths) - int(tensors["prompt_lengths"].sum()),
         )
-        with (self._folder / INDEX_NAME).open("a") as index:
-            index.write(json.dumps(asdict(shard)) + "\n")
+        _append_to_index(self._folder / INDEX_NAME, json.dumps(asdict(shard)))
         self._num_shards += 1
 
 
@@ -101,11 +108,17 @@ def read_index(folder: Path) -> tuple[Shard, ...]:
     path = folder / INDEX_NAME
     if not path.exists():
         return ()
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return tuple(
-        Shard(**{**line, "identifiers": tuple(line["identifiers"]), "sources": tuple(line["sources"])})
-        for line in lines
-    )
+    shards = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            # A kill while the line was written; the answers of its shard are asked for again.
+            logger.warning("line %d of %s is cut; its shard is left out", number, path)
+            continue
+        lists = {name: tuple(entry[name]) for name in ("identifiers", "sources")}
+        shards.append(Shard(**{**entry, **lists}))
+    return tuple(shards)
 
 
 def read_sequences(folder: Path, shard: Shard) -> Iterator[TrainingSequence]:
@@ -147,3 +160,13 @@ def verify_shards(folder: Path) -> None:
         found = sha256_of(folder / shard.file)
         if found != shard.sha256:
             raise CheckpointError(f"shard `{shard.file}` has sha256 `{found}`, the index says `{shard.sha256}`")
+
+
+def _append_to_index(path: Path, line: str) -> None:
+    with naming_os_errors(path), path.open("ab+") as index:
+        index.seek(0, os.SEEK_END)
+        if index.tell():
+            # A line that a kill cut short must not swallow the next one.
+            index.seek(-1, os.SEEK_END)
+            line = line if index.read() == b"\n" else f"\n{line}"
+        index.write(f"{line}\n".encode())

@@ -1,4 +1,4 @@
-"""The P-EAGLE drafter in torch, over the flat rows of several sequences.
+"""The P-EAGLE drafter in torch, over the flat rows of several sequences or over pieces of one.
 
 Shape letters: R rows of all sequences, H drafter hidden, T target hidden, A auxiliary width (3T), Q query heads,
 N key-value heads, D head dimension.
@@ -6,7 +6,7 @@ N key-value heads, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -15,11 +15,15 @@ import torch.nn.functional as functional
 from torch import nn
 
 from peagle_trt.train.llama import rms_norm, rotary_tables, rotate
+from peagle_trt.train.row_attention import KeysValues, MaskTables, SequenceRows, attend_rows, make_mask_tables
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from peagle_trt.spec import DrafterConfig
+
+    # Of one layer: rotated queries, keys and values of all rows to [R, Q*D].
+    Attend = Callable[[Tensor, KeysValues], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +35,14 @@ class HeadRows:
         auxiliary_RA: Target's hidden states, float; anything on mask rows.
         is_mask_R: Rows that carry `mask_hidden`.
         positions_R: Rotary positions.
-        masks: One additive attention mask a sequence, [r, r] each; their sizes cut R into sequences.
+        layouts: What each sequence's rows are; their sizes cut R into sequences.
     """
 
     token_ids_R: Tensor
     auxiliary_RA: Tensor
     is_mask_R: Tensor
     positions_R: Tensor
-    masks: Sequence[Tensor]
+    layouts: Sequence[SequenceRows]
 
 
 class PeagleHead(nn.Module):
@@ -51,6 +55,8 @@ class PeagleHead(nn.Module):
     auxiliary_scale_A: Tensor
     _cosines: Tensor
     _sines: Tensor
+    _context_table: Tensor
+    _rollout_table: Tensor
 
     def __init__(
         self, config: DrafterConfig, auxiliary_scale_A: Tensor, compute_dtype: torch.dtype = torch.float32
@@ -73,29 +79,76 @@ class PeagleHead(nn.Module):
         cosines, sines = rotary_tables(config.head_dim, config.rope.theta, config.max_positions)
         self.register_buffer("_cosines", cosines, persistent=False)
         self.register_buffer("_sines", sines, persistent=False)
+        tables = make_mask_tables(config.max_positions)
+        self.register_buffer("_context_table", tables.context, persistent=False)
+        self.register_buffer("_rollout_table", tables.rollouts, persistent=False)
 
-    def forward(self, rows: HeadRows, embeddings_VH: Tensor) -> Tensor:
+    def forward(
+        self,
+        rows: HeadRows,
+        embeddings_VH: Tensor,
+        prefix: Sequence[KeysValues] | None = None,
+        written: list[KeysValues] | None = None,
+    ) -> Tensor:
         """Final hidden states, lm_head's input.
 
         Args:
             rows: Slots of one or more sequences.
             embeddings_VH: The target's embedding table.
+            prefix: Keys and values of each layer for the context before the rows; then they are of one sequence.
+            written: Takes the keys and values of all rows, one entry a layer.
 
         Returns:
             [R, H] float32, after the final norm.
         """
+        hidden_RH, rotation, first = self._enter(rows, embeddings_VH)
+        for index, layer in enumerate(self.head_layers()):
+            attend = self._attention(rows, None if prefix is None else prefix[index], written)
+            hidden_RH = layer(hidden_RH, first, self.hidden_norm, rotation, attend, self.compute_dtype)
+            first = None
+        return rms_norm(hidden_RH, self.norm, self.config.rms_norm_eps)
+
+    def keys_values(
+        self, rows: HeadRows, embeddings_VH: Tensor, prefix: Sequence[KeysValues] | None = None
+    ) -> list[KeysValues]:
+        """Keys and values of all rows in every layer, and nothing else: the last layer runs no query.
+
+        Args:
+            rows: Slots of one sequence, context only.
+            embeddings_VH: The target's embedding table.
+            prefix: Keys and values of each layer for the context before the rows.
+
+        Returns:
+            One entry a layer.
+        """
+        hidden_RH, rotation, first = self._enter(rows, embeddings_VH)
+        written: list[KeysValues] = []
+        *lower, last = self.head_layers()
+        for index, layer in enumerate(lower):
+            attend = self._attention(rows, None if prefix is None else prefix[index], written)
+            hidden_RH = layer(hidden_RH, first, self.hidden_norm, rotation, attend, self.compute_dtype)
+            first = None
+        read = last.read(hidden_RH, first, self.hidden_norm, self.compute_dtype)
+        written.append(last.keys_values(read, rotation, self.compute_dtype))
+        return written
+
+    def _enter(self, rows: HeadRows, embeddings_VH: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor | None]:
+        """Layer 0's hidden input, the rotation of the rows, their embeddings."""
         scaled_RA = rows.auxiliary_RA / self.auxiliary_scale_A
         scaled_RA = torch.where(rows.is_mask_R[:, None], self.mask_hidden_A, scaled_RA)
         hidden_RH = linear(scaled_RA, self.fc, self.compute_dtype)
-        rotation: tuple[Tensor, Tensor] = (
-            self._cosines[rows.positions_R][:, None],
-            self._sines[rows.positions_R][:, None],
-        )
-        first: Tensor | None = embeddings_VH[rows.token_ids_R]
-        for layer in self.head_layers():
-            hidden_RH = layer(hidden_RH, first, self.hidden_norm, rotation, rows.masks, self.compute_dtype)
-            first = None
-        return rms_norm(hidden_RH, self.norm, self.config.rms_norm_eps)
+        rotation = (self._cosines[rows.positions_R][:, None], self._sines[rows.positions_R][:, None])
+        return hidden_RH, rotation, embeddings_VH[rows.token_ids_R]
+
+    def _attention(self, rows: HeadRows, prefix: KeysValues | None, written: list[KeysValues] | None) -> Attend:
+        tables = MaskTables(context=self._context_table, rollouts=self._rollout_table)
+
+        def attend(queries_RQD: Tensor, own: KeysValues) -> Tensor:
+            if written is not None:
+                written.append(own)
+            return attend_rows(queries_RQD, own, rows.layouts, tables, self.compute_dtype, prefix)
+
+        return attend
 
     def head_layers(self) -> list[HeadLayer]:
         """The decoder layers, the fusion layer first."""
@@ -153,45 +206,35 @@ class HeadLayer(nn.Module):
         embedded_RH: Tensor | None,
         hidden_norm: Tensor,
         rotation: tuple[Tensor, Tensor],
-        masks: Sequence[Tensor],
+        attend: Attend,
         compute_dtype: torch.dtype,
     ) -> Tensor:
         """One layer over all rows; `embedded_RH` is given to the first layer only."""
-        eps = self._config.rms_norm_eps
-        if embedded_RH is None:
-            read = rms_norm(hidden_RH, self.input_norm, eps)
-        else:
-            read = torch.cat(
-                [rms_norm(embedded_RH, self.input_norm, eps), rms_norm(hidden_RH, hidden_norm, eps)], dim=-1
-            )
-        hidden_RH = hidden_RH + self._attend(read, rotation, masks, compute_dtype)
-        normed = rms_norm(hidden_RH, self.post_attention_norm, eps).to(compute_dtype)
+        read = self.read(hidden_RH, embedded_RH, hidden_norm, compute_dtype)
+        queries = rotate(linear(read, self.q_proj, compute_dtype).view(len(read), -1, self._config.head_dim), *rotation)
+        attended = attend(queries, self.keys_values(read, rotation, compute_dtype))
+        hidden_RH = hidden_RH + linear(attended, self.o_proj, compute_dtype)
+        normed = rms_norm(hidden_RH, self.post_attention_norm, self._config.rms_norm_eps).to(compute_dtype)
         gated = functional.silu(functional.linear(normed, self.gate_proj.to(compute_dtype)))
         opened = gated * functional.linear(normed, self.up_proj.to(compute_dtype))
         return hidden_RH + linear(opened, self.down_proj, compute_dtype)
 
-    def _attend(
-        self, read: Tensor, rotation: tuple[Tensor, Tensor], masks: Sequence[Tensor], compute_dtype: torch.dtype
+    def read(
+        self, hidden_RH: Tensor, embedded_RH: Tensor | None, hidden_norm: Tensor, compute_dtype: torch.dtype
     ) -> Tensor:
+        """What the projections see: the normed hidden state, behind the normed embedding in the first layer."""
+        eps = self._config.rms_norm_eps
+        if embedded_RH is None:
+            return rms_norm(hidden_RH, self.input_norm, eps).to(compute_dtype)
+        halves = [rms_norm(embedded_RH, self.input_norm, eps), rms_norm(hidden_RH, hidden_norm, eps)]
+        return torch.cat(halves, dim=-1).to(compute_dtype)
+
+    def keys_values(self, read: Tensor, rotation: tuple[Tensor, Tensor], compute_dtype: torch.dtype) -> KeysValues:
+        """Rotated keys and values of all rows, float32."""
         head_dim = self._config.head_dim
-        read = read.to(compute_dtype)
-        group = self._config.num_attention_heads // self._config.num_key_value_heads
-        queries = rotate(linear(read, self.q_proj, compute_dtype).view(len(read), -1, head_dim), *rotation)
-        keys = rotate(linear(read, self.k_proj, compute_dtype).view(len(read), -1, head_dim), *rotation)
+        keys = linear(read, self.k_proj, compute_dtype).view(len(read), -1, head_dim)
         values = linear(read, self.v_proj, compute_dtype).view(len(read), -1, head_dim)
-        attended, start = [], 0
-        for mask in masks:
-            rows = slice(start, start + mask.shape[0])
-            # [rows, heads, D] to [1, heads, rows, D]; the sequences have different lengths, so one call each.
-            query = queries[rows].to(compute_dtype).transpose(0, 1)[None]
-            key = keys[rows].to(compute_dtype).transpose(0, 1).repeat_interleave(group, dim=0)[None]
-            value = values[rows].to(compute_dtype).transpose(0, 1).repeat_interleave(group, dim=0)[None]
-            result = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask.to(compute_dtype)[None, None]
-            )
-            attended.append(result[0].transpose(0, 1).flatten(1))
-            start = rows.stop
-        return linear(torch.cat(attended), self.o_proj, compute_dtype)
+        return KeysValues(keys=rotate(keys, *rotation), values=values)
 
 
 def linear(rows: Tensor, weight: Tensor, compute_dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""KL divergence from the target over the draft vocabulary, computed in pieces that fit the cache.
+"""The loss against the target over the draft vocabulary, computed in pieces that fit the cache.
 
 Shape letters: S supervised rows, U distinct target positions, H hidden, V draft vocabulary.
 """
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+
+from peagle_trt.train.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +24,8 @@ class LossParts:
     """The loss and what is worth watching.
 
     Attributes:
-        loss: Mean KL over the rows, differentiable.
-        divergence_S: KL of each row, detached.
+        loss: Weighted sum over the rows, differentiable.
+        divergence_S: Loss of each row, detached; a KL divergence under the default objective.
         agrees_S: Whether drafter and target prefer the same token, [S] bool.
     """
 
@@ -33,9 +35,14 @@ class LossParts:
 
 
 def distillation_loss(
-    drafted_SH: Tensor, target_UH: Tensor, target_indices_S: Tensor, head_VH: Tensor, weights_S: Tensor
+    drafted_SH: Tensor,
+    target_UH: Tensor,
+    target_indices_S: Tensor,
+    head_VH: Tensor,
+    weights_S: Tensor,
+    objective: str = "kl",
 ) -> LossParts:
-    """KL(target || drafter) over the draft vocabulary, float32 sums over logits of `head_VH`'s type.
+    """A loss between target and drafter over the draft vocabulary, float32 sums over logits of `head_VH`'s type.
 
     The lm_head is frozen, so the gradient of the hidden rows is formed in the same pass that computes the loss and no
     [S, V] matrix outlives its piece.
@@ -45,13 +52,14 @@ def distillation_loss(
         target_UH: The target's final hidden rows, [U, H].
         target_indices_S: Which target row each drafted row should match, [S] int64.
         head_VH: lm_head's rows of the draft vocabulary, in the type to compute with.
-        weights_S: Weight of each row; the loss is the sum of weight times KL.
+        weights_S: Weight of each row; the loss is the sum of weight times the row's loss.
+        objective: One of `objectives.OBJECTIVES`.
 
     Returns:
         The loss with its parts.
     """
     loss, divergence, agrees = _Distillation.apply(  # type: ignore[no-untyped-call]
-        drafted_SH, target_UH, target_indices_S, head_VH, weights_S
+        drafted_SH, target_UH, target_indices_S, head_VH, weights_S, objective
     )
     return LossParts(loss=loss, divergence_S=divergence, agrees_S=agrees)
 
@@ -67,6 +75,7 @@ class _Distillation(torch.autograd.Function):
         target_indices_S: Tensor,
         head_VH: Tensor,
         weights_S: Tensor,
+        objective: str,
     ) -> tuple[Tensor, Tensor, Tensor]:
         order = torch.argsort(target_indices_S, stable=True)
         gradient_SH = torch.empty_like(drafted_SH)
@@ -75,16 +84,11 @@ class _Distillation(torch.autograd.Function):
         for piece in torch.split(order, ROWS_PER_PIECE):
             wanted, places = torch.unique_consecutive(target_indices_S[piece], return_inverse=True)
             target_logits = (target_UH[wanted].to(head_VH.dtype) @ head_VH.T).float()
-            target_log = target_logits.log_softmax(dim=-1)
             logits = (drafted_SH[piece].to(head_VH.dtype) @ head_VH.T).float()
             agrees_S[piece] = logits.argmax(dim=-1) == target_logits.argmax(dim=-1)[places]
-            draft_log = logits.log_softmax(dim=-1)
-            target = target_log.exp()
-            # sum p log p is the target row's own; only the cross term needs every drafted row.
-            own = (target * target_log).sum(dim=-1)
-            expected = target[places]
-            divergence_S[piece] = own[places] - (expected * draft_log).sum(dim=-1)
-            slope = draft_log.exp_().sub_(expected).mul_(weights_S[piece, None])
+            target_log = target_logits.log_softmax(dim=-1)[places]
+            divergence_S[piece], slope = OBJECTIVES[objective](target_log, logits.log_softmax(dim=-1))
+            slope.mul_(weights_S[piece, None])
             gradient_SH[piece] = (slope.to(head_VH.dtype) @ head_VH).float()
         context.save_for_backward(gradient_SH)
         context.mark_non_differentiable(divergence_S, agrees_S)
@@ -95,4 +99,4 @@ class _Distillation(torch.autograd.Function):
         context: torch.autograd.function.FunctionCtx, loss_gradient: Tensor, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
         (gradient_SH,) = context.saved_tensors  # type: ignore[attr-defined]
-        return gradient_SH * loss_gradient, None, None, None, None
+        return gradient_SH * loss_gradient, None, None, None, None, None

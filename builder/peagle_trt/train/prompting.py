@@ -36,9 +36,10 @@ class ChatFormat:
     render: Callable[..., str]
     end_of_turn_id: int
 
-    def conversation_ids(self, first_turn: str) -> tuple[int, ...]:
+    def conversation_ids(self, first_turn: str, system: str = "") -> tuple[int, ...]:
         """Token ids up to the point where the assistant answers the first user turn."""
-        text = self.render(messages=[{"role": "user", "content": first_turn}], add_generation_prompt=True)
+        opening = [{"role": "system", "content": system}] if system else []
+        text = self.render(messages=[*opening, {"role": "user", "content": first_turn}], add_generation_prompt=True)
         return self.encode(text)
 
     def next_turn_ids(self, turn: str) -> tuple[int, ...]:
@@ -119,7 +120,11 @@ def make_prompts(
         Prompts whose identifier is their place among the questions.
     """
     for place, question in enumerate(questions):
-        token_ids = chat.encode(question.turns[0]) if question.is_raw else chat.conversation_ids(question.turns[0])
+        token_ids = (
+            chat.encode(question.turns[0])
+            if question.is_raw
+            else chat.conversation_ids(question.turns[0], question.system)
+        )
         if len(token_ids) > max_prompt_tokens:
             continue
         yield Prompt(

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle_trt.errors import CheckpointError, UsageError
-from peagle_trt.train.acceptance import Acceptance, FrozenTables, freeze_tables, measure_acceptance
-from peagle_trt.train.checkpoint import read_head, write_head
+from peagle_trt.files import sha256_of
+from peagle_trt.train.acceptance import Acceptance, FrozenTables, freeze_tables
+from peagle_trt.train.checks import check_lengths, check_mask_token
 from peagle_trt.train.collect import CollectionPlan, collect_features
-from peagle_trt.train.features import TrainingSequence, read_all_sequences
+from peagle_trt.train.curves import draw_curves
+from peagle_trt.train.export import HeadExport
+from peagle_trt.train.features import TrainingSequence, read_all_sequences, verify_shards
+from peagle_trt.train.fitting import MemoryRequest, fit_partition
 from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.prompting import ChatFormat, read_chat_format
 from peagle_trt.train.question_files import read_question_file
+from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale, copy_last_layers, count_tokens, drafter_config, seeded_head
-from peagle_trt.train.trainer import Trainer, TrainingSettings
+from peagle_trt.train.trainer import Trainer, Watchers
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
+from peagle_trt.train.workers import Workers, join_workers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +32,11 @@ if TYPE_CHECKING:
 
 # Share of the answers kept out of training to measure on, and the most that are needed.
 HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 32
+# How far the decode loop answers them again at every evaluation.
+EVALUATED_TOKENS = 64
 SHORTEST_ANSWER = 8
+
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +51,13 @@ class TrainingRequest:
         auxiliary_layers: Target layers whose input it reads; None is (2, n//2, n-3).
         draft_vocab_size: Rows of its lm_head; None covers 98.5 % of the answers.
         mask_token_id: A token of the target that no text holds; None looks for one.
+        max_prompt_tokens: Questions that are longer are left out.
         max_new_tokens: Longest answer to train on.
         draft_tokens: K to measure with.
         compute_dtype: `float32`, or `bfloat16` where the processor has it.
         is_resumed: Continue from the last state.
-        settings: The loop's settings.
+        memory: How steps are cut.
+        settings: The loop's settings; their `partition` is replaced by what `memory` asks for.
     """
 
     target_path: Path
@@ -55,10 +67,12 @@ class TrainingRequest:
     auxiliary_layers: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None
     mask_token_id: int | None = None
+    max_prompt_tokens: int = 256
     max_new_tokens: int = 224
     draft_tokens: int = 5
     compute_dtype: str = "float32"
     is_resumed: bool = False
+    memory: MemoryRequest = field(default_factory=MemoryRequest)
     settings: TrainingSettings
 
 
@@ -72,6 +86,9 @@ class TrainingReport:
         draft_vocab_size: Rows of the head's lm_head.
         mask_token_id: Token of its mask slots.
         last_loss: Mean loss of the last 20 steps of this call; None when it took none.
+        num_steps: Steps of the whole run.
+        best_step: Step of the head that was kept.
+        decoded_acceptance_length: Its acceptance length in the decode loop, on held-out prompts.
         held_out: Walk over held-out answers.
     """
 
@@ -80,56 +97,87 @@ class TrainingReport:
     draft_vocab_size: int
     mask_token_id: int
     last_loss: float | None
+    num_steps: int
+    best_step: int
+    decoded_acceptance_length: float
     held_out: Acceptance
 
 
-def train_head(request: TrainingRequest, *, report: Callable[[str], None]) -> TrainingReport:
+def train_head(
+    request: TrainingRequest, *, report: Report, on_step: Callable[[int, int, float], None] | None = None
+) -> TrainingReport:
     """Let the target answer, train a head on the answers, write it, measure it.
 
     Args:
         request: Paths and settings.
         report: Takes a line at a time about what is going on.
+        on_step: Told of each step: steps taken, steps of the schedule, loss.
 
     Returns:
         Counts, loss and acceptance length.
 
     Raises:
-        UsageError: There is a state and `is_resumed` is not set, or the other way round.
+        UsageError: There is a state and `is_resumed` is not set, or the other way round; the limits do not fit.
         CheckpointError: The target does not fit, or its answers are too few.
+        PeagleError: A loss is no number.
+        MachineError: The disk is full.
     """
+    with join_workers() as workers:
+        return _train(request, workers, report if workers.is_first else lambda line: None, on_step)
+
+
+def _train(
+    request: TrainingRequest, workers: Workers, report: Report, on_step: Callable[[int, int, float], None] | None
+) -> TrainingReport:
     import torch
 
     work = request.output_path / "work"
     _check_state(work / "run/state.pt", is_resumed=request.is_resumed)
+    request.memory.check()
     target = read_llama(request.target_path, getattr(torch, request.compute_dtype), request.auxiliary_layers)
+    if request.mask_token_id is not None:
+        check_mask_token(request.mask_token_id, (), target.config.vocab_size)
     chat = read_chat_format(request.target_path, target.config.eos_token_ids[0])
-    questions = read_question_file(request.questions_path)
-    report(f"the target answers {len(questions)} questions")
-    plan = CollectionPlan(max_new_tokens=request.max_new_tokens)
-    collect_features(target, chat, questions, folder=work / "features", plan=plan)
-    answers = [
-        s for s in read_all_sequences(work / "features") if len(s.token_ids) - s.prompt_length >= SHORTEST_ANSWER
-    ]
+    answers = _collect(request, target, chat, workers, report)
     num_held_out = min(MAX_HELD_OUT, int(len(answers) * HELD_OUT_SHARE) + 1)
     if len(answers) <= num_held_out:
         raise CheckpointError(f"the target gave only `{len(answers)}` answers of {SHORTEST_ANSWER} tokens or more")
-    trainer, tables = _start(request, target, chat, answers[num_held_out:], work / "run")
+    held_out, trained = answers[:num_held_out], answers[num_held_out:]
+    trainer, tables = _start(request, target, chat, trained, work / "run", workers, report)
     if request.is_resumed:
         trainer.restore()
-
-    def export(current: Trainer) -> dict[str, float]:
-        walked = _export_and_walk(request, target, current, tables, answers[:num_held_out])
-        report(f"acceptance length {walked.length:.3f} at K={request.draft_tokens} on {num_held_out} held-out answers")
-        return {"acceptance_length": walked.length}
-
-    losses = trainer.run(export)[-20:]
+        report(f"continuing after step {trainer.step}")
+    export = HeadExport(
+        folder=request.output_path,
+        target=target,
+        tables=tables,
+        held_out=held_out,
+        draft_tokens=request.draft_tokens,
+        max_new_tokens=min(EVALUATED_TOKENS, request.max_new_tokens),
+        report=report,
+    )
+    watchers = Watchers(
+        on_step=_progress(request, on_step if workers.is_first else None),
+        evaluate=export.evaluate,
+        on_best=export.publish,
+    )
+    losses = trainer.run(watchers=watchers)[-20:]
+    workers.wait()
+    if workers.is_first:
+        draw_curves(work / "run", work / "curves.svg")
+    if trainer.is_stopped and trainer.step < request.settings.optimizer.total_steps:
+        report(f"stopped after step {trainer.step}: acceptance has not grown for {request.settings.patience} rounds")
+    assert trainer.best is not None, "a run ends with an evaluation"
     return TrainingReport(
-        num_answers=len(answers) - num_held_out,
-        num_answer_tokens=sum(len(s.token_ids) - s.prompt_length for s in answers[num_held_out:]),
+        num_answers=len(trained),
+        num_answer_tokens=sum(len(s.token_ids) - s.prompt_length for s in trained),
         draft_vocab_size=trainer.head.config.draft_vocab_size,
         mask_token_id=trainer.head.config.mask_token_id,
         last_loss=sum(losses) / len(losses) if losses else None,
-        held_out=_export_and_walk(request, target, trainer, tables, answers[:num_held_out]),
+        num_steps=trainer.step,
+        best_step=trainer.best[1],
+        decoded_acceptance_length=trainer.best[0],
+        held_out=export.walk(),
     )
 
 
@@ -144,6 +192,8 @@ def new_trainer(
     num_layers: int = 2,
     compute_dtype: torch.dtype,
     read_more: Callable[[], Sequence[TrainingSequence]] | None = None,
+    workers: Workers | None = None,
+    facts: Mapping[str, object] | None = None,
 ) -> tuple[Trainer, FrozenTables]:
     """A fresh head for these answers, started from the target's last layers, and its trainer."""
     config = drafter_config(
@@ -157,18 +207,53 @@ def new_trainer(
     tables = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, compute_dtype)
     head = seeded_head(config, auxiliary_scale(sequences), compute_dtype, settings.seed)
     copy_last_layers(head, target.weights, target.config.num_layers)
-    return Trainer(head, tables, sequences, settings, folder, read_more), tables
+    trainer = Trainer(head, tables, sequences, settings, folder, read_more, workers=workers, facts=facts)
+    return trainer, tables
+
+
+def _collect(
+    request: TrainingRequest, target: LlamaTarget, chat: ChatFormat, workers: Workers, report: Report
+) -> list[TrainingSequence]:
+    """The target's answers, from disk where an earlier run stored them."""
+    questions = read_question_file(request.questions_path)
+    check_lengths(
+        chat,
+        questions,
+        max_prompt_tokens=request.max_prompt_tokens,
+        max_new_tokens=request.max_new_tokens,
+        max_positions=target.config.max_positions,
+        report=report,
+    )
+    report(f"the target answers {len(questions)} questions")
+    plan = CollectionPlan(
+        max_prompt_tokens=request.max_prompt_tokens,
+        max_new_tokens=request.max_new_tokens,
+        worker=workers.rank,
+        num_workers=workers.count,
+    )
+    folder = request.output_path / "work/features"
+    collect_features(target, chat, questions, folder=folder, plan=plan)
+    workers.wait()
+    verify_shards(folder)
+    return [s for s in read_all_sequences(folder) if len(s.token_ids) - s.prompt_length >= SHORTEST_ANSWER]
 
 
 def _start(
-    request: TrainingRequest, target: LlamaTarget, chat: ChatFormat, sequences: list[TrainingSequence], folder: Path
+    request: TrainingRequest,
+    target: LlamaTarget,
+    chat: ChatFormat,
+    sequences: list[TrainingSequence],
+    folder: Path,
+    workers: Workers,
+    report: Report,
 ) -> tuple[Trainer, FrozenTables]:
     counts = count_tokens(sequences, target.config.vocab_size)
     vocabulary = choose_draft_vocabulary(
         counts, coverage=0.985, always=target.config.eos_token_ids, size=request.draft_vocab_size
     )
     mask_token_id = chat.unused_token_id(counts) if request.mask_token_id is None else request.mask_token_id
-    return new_trainer(
+    check_mask_token(mask_token_id, sequences, target.config.vocab_size)
+    trainer, tables = new_trainer(
         target,
         sequences,
         request.settings,
@@ -177,23 +262,30 @@ def _start(
         mask_token_id=mask_token_id,
         num_layers=request.num_layers,
         compute_dtype=target.compute_dtype,
+        workers=workers,
+        facts={
+            **request.settings.facts(),
+            "layers": request.num_layers,
+            "auxiliary layers": target.auxiliary_layers,
+            "draft vocabulary": len(vocabulary),
+            "mask token": mask_token_id,
+            "type of products": request.compute_dtype,
+            "number of answers": len(sequences),
+            "questions (sha256)": sha256_of(request.questions_path),
+        },
     )
+    partition = fit_partition(trainer.head, tables, sequences, request.settings, request.memory, report)
+    trainer.settings = replace(request.settings, partition=partition)
+    return trainer, tables
 
 
-def _export_and_walk(
-    request: TrainingRequest,
-    target: LlamaTarget,
-    trainer: Trainer,
-    tables: FrozenTables,
-    held_out: list[TrainingSequence],
-) -> Acceptance:
-    import torch
-
-    vocabulary = tables.draft_to_target_D.numpy()
-    write_head(request.output_path, trainer.head, vocabulary, target.config, trainer.averaged_state())
-    head, draft_to_target = read_head(request.output_path, torch.float32)
-    exact = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)
-    return measure_acceptance(head, exact, held_out, draft_tokens=request.draft_tokens)
+def _progress(
+    request: TrainingRequest, on_step: Callable[[int, int, float], None] | None
+) -> Callable[[int, float], None] | None:
+    if on_step is None:
+        return None
+    total = request.settings.optimizer.total_steps
+    return lambda step, loss: on_step(step, total, loss)
 
 
 def _check_state(path: Path, *, is_resumed: bool) -> None:

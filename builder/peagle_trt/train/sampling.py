@@ -28,7 +28,7 @@ class DropSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """The rows of one sequence: every context slot, then the sampled mask slots.
+    """The rows of one sequence, or of a piece of it: context slots in order, then mask slots, rollout by rollout.
 
     Attributes:
         anchors: Slot of the rollout's bonus token, [R] int64; a context row is its own anchor.
@@ -42,6 +42,15 @@ class RowPlan:
     def positions(self) -> NDArray[np.int64]:
         """Rotary position and index of the supervision, [R] int64."""
         return self.anchors + self.depths
+
+    @property
+    def num_context(self) -> int:
+        """Context slots among the rows."""
+        return int(np.count_nonzero(self.depths == 0))
+
+    def take(self, rows: NDArray[np.intp] | slice) -> RowPlan:
+        """Some of the rows, in their order."""
+        return RowPlan(anchors=self.anchors[rows], depths=self.depths[rows])
 
 
 def sample_rows(
@@ -59,7 +68,7 @@ def sample_rows(
         generator: Source of randomness.
 
     Returns:
-        L context rows, then the mask rows in order of depth.
+        L context rows, then the mask rows, rollout by rollout.
 
     Source: P-EAGLE (arXiv 2602.01469) section 4 and PARD's conditional drop-token.
     """
@@ -77,7 +86,9 @@ def sample_rows(
         depths.append(np.full(size, depth))
         following = positions[positions + 1 < num_context] + 1
         pool = following[supervised[following]]
-    return RowPlan(anchors=np.concatenate(anchors), depths=np.concatenate(depths))
+    plan = RowPlan(anchors=np.concatenate(anchors), depths=np.concatenate(depths))
+    by_rollout = np.lexsort((plan.depths, plan.anchors))
+    return plan.take(np.concatenate([np.arange(num_context), by_rollout[plan.depths[by_rollout] > 0]]))
 
 
 def full_rows(num_context: int, anchors: NDArray[np.int64], num_depths: int) -> RowPlan:

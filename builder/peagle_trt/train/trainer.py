@@ -1,21 +1,25 @@
-"""The training loop: batches, loss, optimizer, running average, checkpoints that continue exactly, metrics."""
+"""The training loop: batches, gradients, optimizer, running average, evaluation, states that continue exactly."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from peagle_trt.train.batches import Batch, batch_orders, make_batch
-from peagle_trt.train.optimizer import OptimizerSettings, SplitOptimizer
-from peagle_trt.train.sampling import DropSettings
+from peagle_trt.errors import PeagleError
+from peagle_trt.train.batches import batch_orders, sample_plans
+from peagle_trt.train.gradients import StepSums, accumulate_gradients, step_weight
+from peagle_trt.train.optimizer import SplitOptimizer
+from peagle_trt.train.run_state import check_facts, read_state, rewind_metrics, write_metrics, write_state
+from peagle_trt.train.settings import TrainingSettings
+from peagle_trt.train.workers import Workers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,33 +30,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ACCEPTANCE_KEY = "acceptance_length"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
-    """Everything that decides the result, apart from data and shape.
+class Watchers:
+    """Who is called on the way; all may be left out.
 
     Attributes:
-        drop: Which mask slots a step sees.
-        optimizer: Rates; its `total_steps` is the length of the run.
-        tokens_per_step: Text tokens a step, prompts included.
-        target_temperature: Divides the target's logits in the loss. Below one it asks for the likeliest token rather
-            than for the whole distribution, which is what greedy serving accepts.
-        depth_decay: Weight of depth d relative to depth d-1.
-        average_decay: Decay of the running average of weights that is exported; 0 exports the weights themselves.
-        max_norm: Limit of the gradient norm.
-        seed: Of order and slots.
-        save_seconds: Time between two states on disk.
+        on_save: After each state on disk and at the end; what it returns joins the metrics.
+        on_step: After each step, with the steps taken so far and the loss.
+        evaluate: Measures the head; its `acceptance_length` decides which head is the best and when to stop.
+        on_best: After an evaluation that was better than all before it.
     """
 
-    drop: DropSettings = field(default_factory=DropSettings)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    tokens_per_step: int = 3000
-    target_temperature: float = 1.0
-    depth_decay: float = 1.0
-    average_decay: float = 0.98
-    max_norm: float = 1.0
-    seed: int = 0
-    save_seconds: float = 600.0
+    on_save: Callable[[Trainer], dict[str, float]] | None = None
+    on_step: Callable[[int, float], None] | None = None
+    evaluate: Callable[[Trainer], dict[str, Any]] | None = None
+    on_best: Callable[[Trainer], None] | None = None
 
 
 class Trainer:
@@ -66,6 +61,9 @@ class Trainer:
         settings: TrainingSettings,
         folder: Path,
         read_more: Callable[[], Sequence[TrainingSequence]] | None = None,
+        *,
+        workers: Workers | None = None,
+        facts: Mapping[str, object] | None = None,
     ) -> None:
         """Set up a run from its first step.
 
@@ -76,37 +74,75 @@ class Trainer:
             settings: The run.
             folder: Takes state.pt and metrics.jsonl.
             read_more: Asked at the start of every epoch for all answers there are by then, the known ones first.
+            workers: The processes that share each step; None is this one alone.
+            facts: What a resumed run must share with this one, by name.
         """
         self.head, self.settings = head, settings
         self.tables, self._sequences, self._folder = tables, sequences, folder
         self._read_more, self._num_sequences = read_more, len(sequences)
+        self._workers, self._facts = workers or Workers(), dict(facts or {})
         self._optimizer = SplitOptimizer(head.named_parameters(), settings.optimizer, compute_dtype=head.compute_dtype)
         self._average = {name: value.detach().clone() for name, value in head.named_parameters()}
         self._step, self._epoch, self._step_in_epoch = 0, 0, 0
+        self._best, self._best_step, self._num_worse = -math.inf, 0, 0
         folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self._step
+
+    @property
+    def best(self) -> tuple[float, int] | None:
+        """Best acceptance length so far and the step it was measured at; None before the first evaluation."""
+        return None if self._best == -math.inf else (self._best, self._best_step)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether acceptance has not grown for as many evaluations as `patience` grants."""
+        return self.settings.patience is not None and self._num_worse >= self.settings.patience
+
     def run(
-        self, on_save: Callable[[Trainer], dict[str, float]] | None = None, max_steps: int | None = None
+        self,
+        on_save: Callable[[Trainer], dict[str, float]] | None = None,
+        max_steps: int | None = None,
+        *,
+        watchers: Watchers | None = None,
     ) -> list[float]:
-        """Train to the end of the schedule.
+        """Train to the end of the schedule, or until acceptance stops growing.
 
         Args:
             on_save: Called after each state on disk and at the end; what it returns joins the metrics.
             max_steps: Stop earlier, after this many steps of this call.
+            watchers: Who else is called on the way.
 
         Returns:
             The loss of each step.
+
+        Raises:
+            PeagleError: A loss is no number; the state on disk is the last one before.
+            MachineError: The disk is full.
         """
+        watching = watchers or Watchers(on_save=on_save)
+        if self._step == 0 and self._workers.is_first:
+            # A run that was killed before its first state may have left metrics behind.
+            rewind_metrics(self._folder, 0)
         losses: list[float] = []
         saved = time.monotonic()
         for indices in self._orders():
-            if self._step >= self.settings.optimizer.total_steps or len(losses) == max_steps:
+            if self._step >= self.settings.optimizer.total_steps or len(losses) == max_steps or self.is_stopped:
                 break
             losses.append(self._train_step(indices))
-            if time.monotonic() - saved > self.settings.save_seconds:
-                self._save(on_save)
+            if watching.on_step is not None:
+                watching.on_step(self._step, losses[-1])
+            is_due = self._evaluation_is_due()
+            if is_due:
+                self._evaluate(watching)
+            # A state follows each evaluation, so that a resumed run never judges the same step twice.
+            if is_due or time.monotonic() - saved > self.settings.save_seconds:
+                self._save(watching)
                 saved = time.monotonic()
-        self._save(on_save)
+        self._save(watching)
         return losses
 
     def averaged_state(self) -> dict[str, Tensor]:
@@ -123,15 +159,22 @@ class Trainer:
         return folded
 
     def restore(self) -> None:
-        """Continue from state.pt in the run's folder; losses are the ones an unbroken run would have had."""
-        import torch
+        """Continue from state.pt in the run's folder; losses are the ones an unbroken run would have had.
 
-        state = torch.load(self._folder / "state.pt", weights_only=True)
+        Raises:
+            UsageError: There is no state, or it is of a run with other facts.
+            CheckpointError: It is damaged.
+        """
+        state = read_state(self._folder)
+        check_facts(state, self._facts)
         self.head.load_state_dict(state["head"])
         self._optimizer.restore(state["optimizer"])
         self._average = state["average"]
         self._step, self._epoch, self._step_in_epoch = state["step"], state["epoch"], state["step_in_epoch"]
         self._num_sequences = state["num_sequences"]
+        self._best, self._best_step, self._num_worse = state["best"]
+        if self._workers.is_first:
+            rewind_metrics(self._folder, self._step)
 
     def start_from(self, folder: Path) -> None:
         """Begin this run with the averaged weights of an earlier one of the same shape; its schedule is not continued.
@@ -141,7 +184,7 @@ class Trainer:
         """
         import torch
 
-        earlier = torch.load(folder / "state.pt", weights_only=True)
+        earlier = read_state(folder)
         self.head.load_state_dict(earlier["head"])
         with torch.no_grad():
             for name, value in self.head.named_parameters():
@@ -161,32 +204,60 @@ class Trainer:
             self._epoch, self._step_in_epoch = self._epoch + 1, 0
 
     def _train_step(self, indices: list[int]) -> float:
-        import torch
-
-        from peagle_trt.train.loss import distillation_loss
-
         began = time.monotonic()
-        generator = np.random.default_rng((self.settings.seed, self._step))
-        chosen = [self._sequences[index] for index in indices]
-        batch = make_batch(chosen, self.settings.drop, self.head.config.mask_token_id, generator)
-        weights = torch.pow(torch.tensor(self.settings.depth_decay), batch.depths)
-        hidden_RH = self.head(batch.rows, self.tables.embeddings_VH)
-        parts = distillation_loss(
-            hidden_RH[batch.supervised_rows],
-            batch.target_normed_UH / self.settings.target_temperature,
-            batch.target_indices,
-            self.tables.head_DH,
-            weights / weights.sum(),
-        )
-        torch.autograd.backward(parts.loss)
+        sums = self._gradients(indices)
         norm = self._optimizer.step(self._step, max_norm=self.settings.max_norm)
         self._update_average()
-        loss = float(parts.loss.detach())
-        agreement = _by_depth(parts.agrees_S.float(), batch, self.settings.drop.num_depths)
-        self._record(loss=loss, gradient_norm=norm, agreement=agreement, seconds=time.monotonic() - began)
+        self._record(
+            loss=sums.loss,
+            gradient_norm=norm,
+            agreement=_shares(sums),
+            peak_rows=sums.peak_rows,
+            seconds=time.monotonic() - began,
+        )
         self._step += 1
         self._step_in_epoch += 1
-        return loss
+        return sums.loss
+
+    def _gradients(self, indices: list[int]) -> StepSums:
+        """This worker's part of the step, added to the others'."""
+        import torch
+
+        generator = np.random.default_rng((self.settings.seed, self._step))
+        chosen = [self._sequences[index] for index in indices]
+        # Every worker draws all slots: the draws of a step are one stream, whoever runs them.
+        plans = sample_plans(chosen, self.settings.drop, generator)
+        mine = slice(self._workers.rank, None, self._workers.count)
+        sums = accumulate_gradients(
+            self.head,
+            self.tables,
+            chosen[mine],
+            plans[mine],
+            settings=self.settings.loss,
+            partition=self.settings.partition,
+            total_weight=step_weight(chosen, plans, self.settings.depth_decay),
+            num_depths=self.settings.drop.num_depths,
+        )
+        self._refuse_broken([indices[mine][place] for place in sorted(sums.broken_origins)])
+        parameters = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        loss = torch.tensor([sums.loss])
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        self._workers.add_up([loss, sums.agreements, sums.counts, *gradients])
+        if self._workers.count > 1:
+            sums.loss = float(loss)
+        return sums
+
+    def _refuse_broken(self, broken: list[int]) -> None:
+        found = sorted({index for part in self._workers.gather(broken) for index in part})  # type: ignore[attr-defined]
+        if found:
+            raise PeagleError(
+                f"step {self._step}: the loss is not a finite number; first in example `{found[0]}` of the answers",
+                hint=f"the last good state is kept in `{self._folder}`; look at that example's hidden states, or lower "
+                "--learning-rate",
+            )
 
     def _update_average(self) -> None:
         # The decay grows from zero, so that early averages do not hold on to the first, random weights.
@@ -194,16 +265,36 @@ class Trainer:
         for name, value in self.head.named_parameters():
             self._average[name].lerp_(value.detach(), 1.0 - decay)
 
+    def _evaluation_is_due(self) -> bool:
+        every = self.settings.evaluation_steps
+        is_last = self._step == self.settings.optimizer.total_steps
+        return is_last or (every is not None and self._step % every == 0)
+
+    def _evaluate(self, watching: Watchers) -> None:
+        if watching.evaluate is None:
+            return
+        # The first worker measures and all hear of it: they must agree on when to stop.
+        measured = watching.evaluate(self) if self._workers.is_first else {}
+        found = self._workers.gather(measured)[0]
+        assert isinstance(found, dict)
+        self._record(**found)
+        if found[ACCEPTANCE_KEY] > self._best:
+            self._best, self._best_step, self._num_worse = found[ACCEPTANCE_KEY], self._step, 0
+            if watching.on_best is not None and self._workers.is_first:
+                watching.on_best(self)
+        else:
+            self._num_worse += 1
+
     def _record(self, **values: Any) -> None:
-        with (self._folder / "metrics.jsonl").open("a") as stream:
-            stream.write(json.dumps({"step": self._step, "epoch": self._epoch, **values}) + "\n")
+        if not self._workers.is_first:
+            return
+        write_metrics(self._folder, {"step": self._step, "epoch": self._epoch, **values})
         if self._step % 20 == 0:
             logger.info("step %d: %s", self._step, values)
 
-    def _save(self, on_save: Callable[[Trainer], dict[str, float]] | None) -> None:
-        import torch
-
-        staging = self._folder / "state.pt.part"
+    def _save(self, watching: Watchers) -> None:
+        if not self._workers.is_first:
+            return
         state = {
             "head": self.head.state_dict(),
             "optimizer": self._optimizer.state(),
@@ -212,14 +303,15 @@ class Trainer:
             "epoch": self._epoch,
             "step_in_epoch": self._step_in_epoch,
             "num_sequences": self._num_sequences,
+            "best": (self._best, self._best_step, self._num_worse),
+            "facts": {name: repr(value) for name, value in self._facts.items()},
         }
-        torch.save(state, staging)
-        staging.rename(self._folder / "state.pt")
-        if on_save is not None:
-            self._record(**on_save(self))
+        write_state(self._folder, state)
+        if watching.on_save is not None:
+            self._record(**watching.on_save(self))
 
 
-def _by_depth(values_S: Tensor, batch: Batch, num_depths: int) -> list[float]:
-    """Mean of a row-wise value for each depth."""
-    means = [float(values_S[batch.depths == depth].mean()) for depth in range(num_depths)]
-    return [round(value, 4) for value in means]
+def _shares(sums: StepSums) -> list[float | None]:
+    """Share of the rows of each depth where drafter and target agree; None for a depth without rows."""
+    pairs = zip(sums.agreements.tolist(), sums.counts.tolist(), strict=True)
+    return [round(agreed / count, 4) if count else None for agreed, count in pairs]

@@ -29,7 +29,7 @@ from peagle_trt.verify.decoding import (
 from peagle_trt.verify.reference import TargetReference, run_drafter, run_target
 from peagle_trt.verify.sources import ReferenceSource
 from peagle_trt.verify.subject import THE_ENGINE, Subject, open_subject
-from peagle_trt.verify.tolerances import Tolerance, recipe_tolerance
+from peagle_trt.verify.tolerances import TOLERANCES, Tolerance, recipe_tolerance
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +72,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             found = f"measured, not judged: logits stray {error:.1e} from those of the unrounded model"
         else:
             found = (
-                f"verified: logits within {error:.1e} (limit {self.logit_tolerance:.0e}), "
+                f"verified: logits within {error:.1e} (limit {self.logit_tolerance:g}), "
                 f"{self.num_drafts_compared} drafted tokens equal"
             )
-        return found + ("" if self.subject == THE_ENGINE else f"; this was {self.subject}")
+        return found if self.subject == THE_ENGINE else f"{found} (of {self.subject}; the engine did not run)"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def compare_with_reference(build_path: Path, manifest: EngineManifest, source: R
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
     """
-    subject = open_subject(build_path, manifest)
+    subject = open_subject(build_path, manifest, source)
     if subject.note:
         logger.warning("%s", subject.note)
     try:
@@ -152,7 +152,7 @@ def _compare(
         _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
     if manifest.shapes.max_batch_size > 1:
         _compare_together(subject, findings, manifest, source, text, expected)
-    return _conclude(findings, subject, run.seed)
+    return _conclude(findings, subject, manifest.precision, run.seed)
 
 
 def _compare_rows(
@@ -270,12 +270,15 @@ def _compare_together(
         _compare_drafts(findings, tolerance, name, drafted[slot], logits, source.draft_to_target)
 
 
-def _conclude(findings: _Findings, subject: Subject, seed: int) -> Outcome:
+def _conclude(findings: _Findings, subject: Subject, precision: str, seed: int) -> Outcome:
     if findings.faults:
         more = f", and {len(findings.faults) - 1} more" if len(findings.faults) > 1 else ""
+        hint = "the build is not published; this is a fault of the backend or of peagle-trt, please report it"
+        if subject.tolerance is not TOLERANCES["fp32"]:
+            hint = f"{precision} may be too coarse for these weights; if --precision fp32 fails too, please report it"
+        verb = "disagrees" if subject.description == THE_ENGINE else "disagree"
         raise VerificationError(
-            f"the engine disagrees with the reference: {findings.faults[0]}{more}",
-            hint="the build is not published; this is a fault of the backend or of peagle-trt, please report it",
+            f"{subject.description} {verb} with the reference: {findings.faults[0]}{more}", hint=hint
         )
     return Outcome(
         max_logit_error=findings.logit,

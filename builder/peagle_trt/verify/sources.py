@@ -34,11 +34,13 @@ class ReferenceSource:
         load_target: Reads a tensor of the target.
         load_drafter: Reads a tensor of the drafter; what it shares is answered from the target.
         draft_to_target: [Vd] int64.
+        is_rounded: They are those of the build, so that what its recipe rounds away from them is no error.
     """
 
     load_target: Load
     load_drafter: Load
     draft_to_target: NDArray[np.int64]
+    is_rounded: bool
 
 
 def checkpoint_source(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> ReferenceSource:
@@ -52,7 +54,12 @@ def checkpoint_source(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> R
             return target.weights.load("embed_tokens" if target.config.is_tied else "lm_head")[draft_to_target]
         return drafter.weights.load(name)
 
-    return ReferenceSource(load_target=target.weights.load, load_drafter=load_drafter, draft_to_target=draft_to_target)
+    return ReferenceSource(
+        load_target=target.weights.load,
+        load_drafter=load_drafter,
+        draft_to_target=draft_to_target,
+        is_rounded=False,
+    )
 
 
 def rounded_source(
@@ -82,7 +89,9 @@ def rounded_source(
             return rounded.load_drafter(name)
         return _checked(holder, name, plain.load_drafter(name), rounded.load_drafter)
 
-    return ReferenceSource(load_target=load_target, load_drafter=load_drafter, draft_to_target=plain.draft_to_target)
+    return ReferenceSource(
+        load_target=load_target, load_drafter=load_drafter, draft_to_target=plain.draft_to_target, is_rounded=True
+    )
 
 
 def _checked(stored: StoredWeights, name: str, plain: NDArray[np.generic], load: Load) -> NDArray[np.generic]:
@@ -116,7 +125,9 @@ def build_source(
         return _load_stored(stored_drafter, name, drafter)
 
     draft_to_target = load_tensor(stored_drafter["draft_to_target"]).astype(np.int64)
-    return ReferenceSource(load_target=load_target, load_drafter=load_drafter, draft_to_target=draft_to_target)
+    return ReferenceSource(
+        load_target=load_target, load_drafter=load_drafter, draft_to_target=draft_to_target, is_rounded=True
+    )
 
 
 def _stored_name(stored: StoredWeights, name: str) -> str:

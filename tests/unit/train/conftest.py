@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.spec.rope import RopeConfig
+from peagle_trt.train.acceptance import FrozenTables, freeze_tables
 from peagle_trt.train.features import TrainingSequence
+from peagle_trt.train.generate import Answer, Prompt
 
 HIDDEN, VOCABULARY = 32, 96
 
@@ -43,6 +47,35 @@ def make_sequence(seed: int, length: int = 24, prompt_length: int = 5) -> Traini
         auxiliary_NA=torch.randn(length - 1, 3 * HIDDEN, generator=generator).half(),
         normed_NH=torch.randn(length - 1, HIDDEN, generator=generator).half(),
     )
+
+
+@pytest.fixture
+def new_sequence() -> Callable[[int, int, int], TrainingSequence]:
+    """Makes a sequence from a seed, a length and the length of its prompt."""
+    return make_sequence
+
+
+@pytest.fixture
+def new_answer() -> Callable[[str], Answer]:
+    """Makes a short answer with the given identifier."""
+
+    def make(identifier: str) -> Answer:
+        prompt = Prompt(identifier=identifier, source="test", token_ids=(3, 4), max_new_tokens=3)
+        return Answer(
+            prompt=prompt,
+            token_ids=(3, 4, 5, 6),
+            auxiliary_NA=torch.ones(3, 6).half(),
+            normed_NH=torch.ones(3, 2).half(),
+        )
+
+    return make
+
+
+@pytest.fixture
+def tables(config: DrafterConfig) -> FrozenTables:
+    torch.manual_seed(1)
+    embeddings = torch.randn(config.vocab_size, config.hidden_size)
+    return freeze_tables(embeddings, embeddings * 0.3, np.arange(config.vocab_size), torch.float32)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from peagle_trt.spec import DrafterConfig
 from peagle_trt.train.batches import pack_rows
 from peagle_trt.train.features import TrainingSequence
 from peagle_trt.train.head import HeadRows, PeagleHead
+from peagle_trt.train.row_attention import SequenceRows
 from peagle_trt.train.sampling import DropSettings, full_rows, sample_rows
 from peagle_trt.train.start import seeded_head
 
@@ -23,13 +24,13 @@ def causal_rollout(
     tokens[: anchor + 1] = sequence.token_ids[1 : anchor + 2].long()
     hidden = torch.zeros(num_rows, 3 * HIDDEN)
     hidden[: anchor + 1] = sequence.auxiliary_NA[: anchor + 1].float()
-    mask = torch.full((num_rows, num_rows), -torch.inf).triu(1)
+    none = np.zeros(0, np.int64)
     rows = HeadRows(
         token_ids_R=tokens,
         auxiliary_RA=hidden,
         is_mask_R=is_mask,
         positions_R=torch.arange(num_rows),
-        masks=[mask],
+        layouts=[SequenceRows(num_context=num_rows, anchors=none, depths=none)],
     )
     return head(rows, table)
 
@@ -75,7 +76,7 @@ def test_a_mask_row_ignores_the_hidden_state_at_its_place(
         auxiliary_RA=torch.where(rows.is_mask_R[:, None], 123.0, rows.auxiliary_RA),
         is_mask_R=rows.is_mask_R,
         positions_R=rows.positions_R,
-        masks=rows.masks,
+        layouts=rows.layouts,
     )
     with torch.no_grad():
         torch.testing.assert_close(head(other, table), head(rows, table), atol=0.0, rtol=0.0)

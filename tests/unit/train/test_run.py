@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +13,14 @@ from peagle_trt import catalog
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.readers import read_drafter
 from peagle_trt.train.corpus import Question
+from peagle_trt.train.fitting import MemoryRequest
 from peagle_trt.train.generate import Answer, Prompt
 from peagle_trt.train.llama import read_llama
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import ChatFormat, invented_question, make_prompts, read_chat_format
 from peagle_trt.train.question_files import read_question_file
 from peagle_trt.train.run import TrainingRequest, train_head
-from peagle_trt.train.trainer import TrainingSettings
+from peagle_trt.train.settings import TrainingSettings
 
 END = 1
 
@@ -59,6 +62,35 @@ def test_a_line_without_a_question_is_named(tmp_path: Path, line: object) -> Non
     path.write_text('{"prompt": "a"}\n' + json.dumps(line) + "\n")
     with pytest.raises(UsageError, match="line 2"):
         read_question_file(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"messages": [{"role": "user", "content": " "}]}, "a turn is empty"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}, "a turn is empty"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "role `robot`; expected one of system, user, assistant"),
+        ({"messages": [{"content": "a"}]}, "role `None`"),
+        ({"messages": [{"role": "assistant", "content": "a"}]}, "expected user and assistant in turn"),
+        ({"messages": [{"role": "user", "content": "a"}] * 2}, "expected user and assistant in turn"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "expected user and assistant in turn"),
+        ({"messages": "a"}, "expected a list of messages"),
+        ({"turns": ["a", ""]}, "a turn is empty"),
+        ({"prompt": ""}, "a turn is empty"),
+        ({"text": ["a", 3]}, "found `int`"),
+    ],
+)
+def test_turns_that_no_chat_can_have_are_refused(tmp_path: Path, line: dict[str, object], reason: str) -> None:
+    path = write_lines(tmp_path / "q.jsonl", [{"prompt": "a"}, line])
+    with pytest.raises(UsageError, match="line 2") as error:
+        read_question_file(path)
+    assert reason in error.value.message
+
+
+def test_a_system_message_opens_the_conversation(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
+    (question,) = read_question_file(write_lines(tmp_path / "q.jsonl", [{"messages": messages}]))
+    assert question == Question(source="q", turns=("Why?",), system="Be brief.")
 
 
 def test_a_prompt_ends_where_the_answer_begins(chat: ChatFormat) -> None:
@@ -107,7 +139,9 @@ def test_a_whole_training_leaves_a_head_that_the_readers_accept(tiny: Path, tmp_
         ),
     )
     said: list[str] = []
-    report = train_head(request, report=said.append)
+    steps: list[int] = []
+    report = train_head(request, report=said.append, on_step=lambda step, _, __: steps.append(step))
+    assert steps == [1, 2, 3]
     assert report.num_answers == 11
     assert report.held_out.length >= 1.0
     assert report.mask_token_id == 2
@@ -115,5 +149,57 @@ def test_a_whole_training_leaves_a_head_that_the_readers_accept(tiny: Path, tmp_
     assert checkpoint.config.num_layers == 1
     assert checkpoint.config.num_depths == 7
     assert "acceptance length" in said[-1]
+    assert any("1 segment(s)" in line for line in said)
+    assert (report.num_steps, report.best_step) == (3, 3)
+    assert (tmp_path / "head/work/curves.svg").read_text().startswith("<svg")
+    metrics = [json.loads(line) for line in (tmp_path / "head/work/run/metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["acceptance_length"] == report.decoded_acceptance_length
     with pytest.raises(UsageError, match="earlier training"):
         train_head(request, report=said.append)
+    with pytest.raises(UsageError, match="layers `1`, this one has `2`"):
+        train_head(replace(request, is_resumed=True, num_layers=2), report=said.append)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mask_token_id": 5000}, "outside the target's vocabulary of 2048"),
+        ({"max_prompt_tokens": 3}, "all 6 questions are longer than 3 tokens"),
+        ({"max_prompt_tokens": 10**6}, "exceed the target's"),
+        ({"memory": MemoryRequest(num_segments=2, budget_bytes=1 << 30)}, "number of segments and a memory budget"),
+        ({"memory": MemoryRequest(budget_bytes=1 << 20)}, "the budget is 1 MiB"),
+        ({"memory": MemoryRequest(method="recomputed", budget_bytes=1 << 30)}, "kept by `cached` partition only"),
+    ],
+)
+def test_requests_that_cannot_be_honoured_are_refused(
+    tiny: Path, questions: Path, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        train_head(replace(short_request(tiny, questions, tmp_path), **changes), report=lambda line: None)
+
+
+def test_a_mask_token_that_occurs_in_the_data_is_refused(
+    tiny: Path, chat: ChatFormat, questions: Path, tmp_path: Path
+) -> None:
+    used = chat.conversation_ids("Tom has 3 apples. How many?")[0]
+    request = replace(short_request(tiny, questions, tmp_path), mask_token_id=used)
+    with pytest.raises(UsageError, match=f"mask token `{used}` occurs in the data, first in answer `0`"):
+        train_head(request, report=lambda line: None)
+
+
+def short_request(tiny: Path, questions: Path, folder: Path) -> TrainingRequest:
+    return TrainingRequest(
+        target_path=tiny,
+        questions_path=questions,
+        output_path=folder / "head",
+        num_layers=1,
+        auxiliary_layers=(1, 2, 3),
+        max_new_tokens=12,
+        settings=TrainingSettings(optimizer=OptimizerSettings(total_steps=1, warmup_steps=1)),
+    )
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    lines = [{"prompt": f"Tom has {n} apples and buys {n + 1} more. How many?"} for n in range(3, 9)]
+    return write_lines(tmp_path / "questions.jsonl", lines)

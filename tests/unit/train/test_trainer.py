@@ -11,23 +11,17 @@ import torch
 from peagle_trt.errors import CheckpointError
 from peagle_trt.spec import DrafterConfig, TargetConfig
 from peagle_trt.spec.rope import RopeConfig
-from peagle_trt.train.acceptance import FrozenTables, draft_everywhere, freeze_tables, measure_acceptance
+from peagle_trt.train.acceptance import FrozenTables, draft_everywhere, measure_acceptance
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.features import TrainingSequence
 from peagle_trt.train.optimizer import OptimizerSettings
+from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale, seeded_head
-from peagle_trt.train.trainer import Trainer, TrainingSettings
+from peagle_trt.train.trainer import Trainer
 
 SETTINGS = TrainingSettings(
     optimizer=OptimizerSettings(warmup_steps=2, total_steps=12, matrix_rate=0.02), tokens_per_step=60
 )
-
-
-@pytest.fixture
-def tables(config: DrafterConfig) -> FrozenTables:
-    torch.manual_seed(1)
-    embeddings = torch.randn(config.vocab_size, config.hidden_size)
-    return freeze_tables(embeddings, embeddings * 0.3, np.arange(config.vocab_size), torch.float32)
 
 
 @pytest.fixture

@@ -29,3 +29,10 @@ def test_numpy_1_is_taken_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "__version__", "1.26.4")
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", "24.10")
     require_working_numpy()
+
+
+@pytest.mark.usefixtures("numpy_2")
+def test_a_parent_whose_program_is_hidden_is_not_the_old_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NVIDIA_TRITON_SERVER_VERSION", raising=False)
+    monkeypatch.setattr("os.getppid", lambda: 0)
+    require_working_numpy()
