@@ -175,6 +175,7 @@ def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
     from peagle_trt.engine.registry import choose_backend
 
     check_spec(spec)
+    stages.read_scales(spec)
     backend, reason = choose_backend(spec.backend)
     choices = [] if backend == spec.backend else [f"backend {backend}: {reason}"]
     precision = spec.precision

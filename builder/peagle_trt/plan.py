@@ -112,7 +112,7 @@ def _settings(spec: BuildSpec) -> dict[str, object]:
     paths = dict.fromkeys((spec.target_path, spec.drafter_path, spec.tokenizer_path))
     return {
         "read": [spec.mask_token_id, *(_fingerprint(path) for path in paths)],
-        "quantize": spec.precision,
+        "quantize": [spec.precision, *(_digest_of(path) for path in (spec.scales_path, spec.drafter_scales_path))],
         "graph": [spec.max_batch_size, spec.max_sequence_length, spec.backend],
         "engine": [spec.backend, *_compiler_settings(spec)],
         "verify": spec.draft_tokens,
@@ -126,11 +126,16 @@ def _fingerprint(path: Path) -> list[object]:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
+def _digest_of(path: Path | None) -> str | None:
+    """Of a small file's bytes."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
+
+
 def _rooms_digest(stage: str) -> str:
     digest = hashlib.sha256()
     for room in _ROOMS[stage]:
         folder = Path(str(resources.files(room)))
-        for source in sorted(folder.rglob("*.py")):
+        for source in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".toml")):
             digest.update(source.read_bytes())
     return digest.hexdigest()
 

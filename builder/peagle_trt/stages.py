@@ -21,6 +21,7 @@ from peagle_trt.quant import (
     store_drafter,
     store_target,
 )
+from peagle_trt.quant.activation_scales import ActivationScales, read_activation_scales
 from peagle_trt.quant.in_place import bytes_to_copy, shards
 from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.store import (
@@ -76,8 +77,15 @@ def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
         sources={
             "target": spec.target_source or spec.target_path.name,
             "drafter": spec.drafter_source or spec.drafter_path.name,
+            **_describe_scales(spec),
         },
     )
+
+
+def _describe_scales(spec: BuildSpec) -> dict[str, str]:
+    """Which files of scales a build was made with, by name and calibration."""
+    found = zip(("target_scales", "drafter_scales"), read_scales(spec), strict=True)
+    return {role: f"{scales.path.name} ({scales.recipe})" for role, scales in found if scales.path is not None}
 
 
 BASE_MEMORY_BYTES = 220 << 20
@@ -107,7 +115,14 @@ def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
     Raises:
         CheckpointError: The recipe cannot store a tensor, or leaves one in place that cannot be read there.
     """
-    storage = plan_storage(spec.precision, checkpoints.target, checkpoints.drafter)
+    target_scales, drafter_scales = read_scales(spec)
+    storage = plan_storage(
+        spec.precision,
+        checkpoints.target,
+        checkpoints.drafter,
+        target_scales=target_scales,
+        drafter_scales=drafter_scales,
+    )
     copied = sum(bytes_to_copy(each, spec.output_path) for each in storage.references)
     whole = sum(path.stat().st_size for each in storage.references for path in shards(each))
     written = copied + stored_bytes(storage.layout)
@@ -116,6 +131,15 @@ def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
 
 def _memory_bytes(layout: Sequence[StoredTensor]) -> int:
     return BASE_MEMORY_BYTES + COPIES_IN_MEMORY * largest_bytes(layout)
+
+
+def read_scales(spec: BuildSpec) -> tuple[ActivationScales, ActivationScales]:
+    """Calibrated scales of target and drafter.
+
+    Raises:
+        CheckpointError: A file is damaged, or holds something else.
+    """
+    return read_activation_scales(spec.scales_path), read_activation_scales(spec.drafter_scales_path)
 
 
 def write_tokenizer(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
@@ -167,8 +191,9 @@ def _check_template(source: TokenizerSource) -> None:
 def write_weights(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
     """quantize: the weights of both models, written or left where the checkpoints have them."""
     target_path, drafter_path = folder / TARGET_WEIGHTS, folder / DRAFTER_WEIGHTS
-    store_target(spec.precision, checkpoints.target, target_path)
-    store_drafter(spec.precision, checkpoints.drafter, checkpoints.target, drafter_path)
+    target_scales, drafter_scales = read_scales(spec)
+    store_target(spec.precision, checkpoints.target, target_path, target_scales)
+    store_drafter(spec.precision, checkpoints.drafter, checkpoints.target, drafter_path, drafter_scales)
     files = [*stored_files(target_path), *stored_files(drafter_path)]
     return tuple(file.relative_to(folder).as_posix() for file in files)
 
@@ -247,11 +272,13 @@ class EngineStages:
         Raises:
             VerificationError: They disagree.
         """
-        from peagle_trt.verify import checkpoint_source, compare_subject
+        from peagle_trt.verify import checkpoint_source, compare_subject, rounded_source
         from peagle_trt.verify.subject import open_subject
 
         manifest = with_engines(self._manifest, self._folder)
-        source = checkpoint_source(checkpoints.target, checkpoints.drafter)
+        pair = checkpoints.target, checkpoints.drafter
+        is_rounded = find_recipe(manifest.precision).rounds_to_integers
+        source = rounded_source(*pair, *stored_weights(self._folder)) if is_rounded else checkpoint_source(*pair)
         subject = open_subject(self._folder, manifest, source)
         self._engine = subject.engine
         if subject.note:

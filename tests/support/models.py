@@ -13,13 +13,15 @@ import numpy as np
 from peagle_trt import __version__
 from peagle_trt.engine.registry import open_engine
 from peagle_trt.graph import build_graphs
-from peagle_trt.quant import RECIPES, store_drafter, store_target
+from peagle_trt.quant import BUILD_RECIPES, store_drafter, store_target
 from peagle_trt.readers import read_head, read_target
 from peagle_trt.readers.checkpoint import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
 from tests.support.heads import head_tensors, write_folder
 
-STORING = {precision: (partial(store_target, precision), partial(store_drafter, precision)) for precision in RECIPES}
+STORING = {
+    precision: (partial(store_target, precision), partial(store_drafter, precision)) for precision in BUILD_RECIPES
+}
 HIDDEN, HEADS, KEY_VALUE_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY = 64, 4, 2, 16, 96, 300
 EXPERTS: dict[str, dict[str, Any]] = {
     # A window shorter than the prompts, heads wider than the hidden state, a limit that is reached.

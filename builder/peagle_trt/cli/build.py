@@ -18,12 +18,12 @@ from peagle_trt.cli.checkpoint_argument import (
     refuse_revision,
     revision_option,
 )
-from peagle_trt.cli.options import FOLDER, NumberList, config_option
+from peagle_trt.cli.options import FILE, FOLDER, NumberList, config_option
 from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import BACKENDS
 from peagle_trt.errors import UsageError
 from peagle_trt.plan import MAX_BATCH_SIZE, MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH, STAGES, Plan
-from peagle_trt.quant import AUTOMATIC, RECIPES
+from peagle_trt.quant import AUTOMATIC, BUILD_RECIPES
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES
 from peagle_trt.readers import read_target
 from peagle_trt.readers.huggingface import read_target_config
@@ -69,12 +69,20 @@ def _default_of(number: int) -> str:
 )
 @click.option(
     "--precision",
-    type=click.Choice([AUTOMATIC, *RECIPES]),
+    type=click.Choice([AUTOMATIC, *BUILD_RECIPES]),
     default=AUTOMATIC,
     show_default=True,
     help="Recipe of the weights; auto is fp32 unless that would take more than "
     f"{MAX_AUTOMATIC_BYTES >> 30} GiB, then native.",
 )
+@click.option(
+    "--scales",
+    "scales_path",
+    type=FILE,
+    help="Scales of the target's activations, measured by scripts/calibrate, for --precision fp8 or nvfp4; without, "
+    "every row is measured as it comes.",
+)
+@click.option("--drafter-scales", "drafter_scales_path", type=FILE, help="The same of the drafter's.")
 @click.option(
     "--backend", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="What runs it."
 )
@@ -120,6 +128,8 @@ def command(
     tokenizer_path: Path | None,
     draft_tokens: int | None,
     precision: str,
+    scales_path: Path | None,
+    drafter_scales_path: Path | None,
     backend: str,
     compute_capabilities: tuple[int, ...] | None,
     max_batch_size: int | None,
@@ -155,6 +165,8 @@ def command(
         output_path=output_path or Path("builds") / name,
         draft_tokens=draft_tokens or (entry.draft_tokens if entry else DEFAULT_DRAFT_TOKENS),
         precision=precision,
+        scales_path=scales_path,
+        drafter_scales_path=drafter_scales_path,
         backend=backend,
         max_batch_size=max_batch_size or (entry.max_batch_size if entry else DEFAULT_BATCH_SIZE),
         max_sequence_length=max_sequence_length

@@ -13,13 +13,12 @@ from peagle_trt.cli.checkpoint_argument import NAME_OR_PATH, find_drafter, find_
 from peagle_trt.cli.options import FILE, FOLDER
 from peagle_trt.cli.output import Output
 from peagle_trt.errors import UsageError
+from peagle_trt.quant.activation_scales import read_activation_scales
 from peagle_trt.quant.layer_recipes import LAYER_RECIPES, load_layer_recipe
-from peagle_trt.quant.scales_file import read_scales
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, read_head, read_target
 from peagle_trt.readers.drafter import is_drafter
 from peagle_trt.writers import WRITERS, convert_head
 from peagle_trt.writers.quantized import HEAD_DIALECTS, QuantizedCheckpoint, quantize_head, quantize_target
-from peagle_trt.writers.quantized.plan import NO_SCALES
 
 if TYPE_CHECKING:
     from peagle_trt.writers.quantized import HeadDialect
@@ -83,7 +82,7 @@ def command(
         written = _quantize_target(output, checkpoint, recipe, scales_path, output_path)
     else:
         drafter, partner = _read_head(checkpoint, target, mask_token_id)
-        scales = read_scales(scales_path) if scales_path else NO_SCALES
+        scales = read_activation_scales(scales_path)
         rules = load_layer_recipe(recipe)
         written = quantize_head(drafter, partner, rules, chosen, output_path, scales=scales, progress=output.progress)
     for note in written.notes:
@@ -95,7 +94,7 @@ def _quantize_target(
     output: Output, checkpoint: str, recipe: str, scales_path: Path | None, output_path: Path
 ) -> QuantizedCheckpoint:
     rules = load_layer_recipe(recipe)
-    scales = read_scales(scales_path) if scales_path else NO_SCALES
+    scales = read_activation_scales(scales_path)
     found = read_target(find_target(checkpoint))
     return quantize_target(found, rules, output_path, scales=scales, progress=output.progress)
 

@@ -15,6 +15,7 @@ from peagle_trt.engine.draft_vocabulary import read_draft_to_target
 from peagle_trt.engine.ort_graph import GraphFamily
 from peagle_trt.engine.protocol import DraftOutput, DraftRows, DraftStep, TargetOutput, TargetRows, host_rows
 from peagle_trt.engine.sequential_onnxruntime import run_first_pass, run_next_pass
+from peagle_trt.quant import find_recipe
 from peagle_trt.spec import EngineManifest
 
 
@@ -34,6 +35,8 @@ class OnnxRuntimeEngine:
         self.target = manifest.target
         self.drafter = manifest.drafter
         self.shapes = manifest.shapes
+        # Graphs over integers append a row that nobody reads; see `GroupedAttention`.
+        self._rows_more = int(find_recipe(manifest.precision).rounds_to_integers)
         self._targets = GraphFamily(build_path, manifest, "target", manifest.target, num_threads)
         self._drafters = GraphFamily(build_path, manifest, "drafter", manifest.drafter, num_threads)
         self.draft_to_target = read_draft_to_target(build_path)
@@ -50,7 +53,7 @@ class OnnxRuntimeEngine:
         Raises:
             ValueError: A slot appears twice or does not exist, or rows run past the cache.
         """
-        self._check([(item.slot, item.start_position + len(item.token_ids)) for item in rows])
+        self._check([(item.slot, item.start_position + len(item.token_ids) + self._rows_more) for item in rows])
         groups = self._targets.smallest(len(rows))
         padding = groups - len(rows)
         counts = [len(item.token_ids) for item in rows]

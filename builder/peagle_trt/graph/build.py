@@ -83,7 +83,11 @@ def drafter_weights(
 ) -> dict[str, TensorSpec]:
     """The drafter's weights, with the target's embedding and output layer where the drafter has none of its own."""
     embedding = stored_target["embed_tokens"]
-    shared = {"embed_tokens": embedding, "lm_head": stored_target.get("lm_head", embedding)}
+    shared = {"embed_tokens": embedding}
+    if "lm_head" not in stored_drafter:
+        # With whatever stands behind it where it is quantized.
+        parts = {name: spec for name, spec in stored_target.items() if name.split(".")[0] == "lm_head"}
+        shared |= parts or {"lm_head": embedding}
     return shared | dict(stored_drafter)
 
 

@@ -7,12 +7,18 @@ import numpy as np
 from peagle_trt.graph.attention import GroupedAttention
 from peagle_trt.graph.builder import MICROSOFT, GraphBuilder
 from peagle_trt.graph.experts import fused_experts
+from peagle_trt.graph.integers import integer_linear, is_integer
 from peagle_trt.graph.looped_experts import has_experts_in_place, looped_experts
 from peagle_trt.spec import ExpertsConfig
 
 
 def linear(builder: GraphBuilder, rows: str, weight: str, bias: str = "", *, output: str | None = None) -> str:
-    """`rows @ weight.T + bias`; the bias only where it is stored. Weights keep the checkpoint's [out, in] layout."""
+    """`rows @ weight.T + bias`; the bias only where it is stored. Weights keep the checkpoint's [out, in] layout.
+
+    The one place that looks at how a matrix is stored.
+    """
+    if is_integer(builder, weight):
+        return integer_linear(builder, rows, weight, bias, output=output)
     optional = [builder.weight(bias)] if bias and builder.has_weight(bias) else []
     if not builder.is_cut(weight):
         return builder.op("Gemm", rows, builder.weight(weight), *optional, transB=1, output=output)

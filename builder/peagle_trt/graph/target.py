@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from peagle_trt.graph.attention import GroupedAttention, HeadShape
 from peagle_trt.graph.builder import GraphBuilder
+from peagle_trt.graph.integers import is_integer
 from peagle_trt.graph.layers import add_and_norm, decoder_layer, linear, rms_norm
 from peagle_trt.spec import TargetConfig, TensorSpec
 
@@ -38,11 +39,18 @@ def target_graph(
     token_ids = builder.input("token_ids", "INT32", ["T"])
     logit_rows = builder.input("logit_rows", "INT64", ["L"])
     attention = GroupedAttention(
-        builder, target_heads(config), config.rope, num_groups=num_groups, cache_capacity=cache_capacity
+        builder,
+        target_heads(config),
+        config.rope,
+        num_groups=num_groups,
+        cache_capacity=cache_capacity,
+        # Integers make much of little, and a verify step must see what single steps see.
+        is_row_invariant=is_integer(builder, "layers.0.down_proj") or is_integer(builder, "layers.0.qkv_proj"),
     )
     streams, last, residual = _layers(builder, attention, config, token_ids)
     normed, streams[config.num_layers] = add_and_norm(builder, last, residual, "norm", config.rms_norm_eps)
-    table = "embed_tokens" if config.is_tied else "lm_head"
+    # A tied table that is quantized is stored twice: as it is to be looked up in, and as integers to be multiplied.
+    table = "lm_head" if builder.has_weight("lm_head") else "embed_tokens"
     rows = builder.op("Gather", normed, logit_rows, axis=0)
     linear(builder, rows, table, output="logits")
     builder.op("Concat", *(streams[layer] for layer in config.aux_layer_ids), axis=-1, output="hidden")

@@ -9,7 +9,8 @@ from peagle_trt.quant.choice import (
     store_drafter,
     store_target,
 )
-from peagle_trt.quant.registry import AUTOMATIC, RECIPES, Recipe, find_recipe, require_recipe
+from peagle_trt.quant.layer_recipes import BUILD_RECIPES
+from peagle_trt.quant.registry import AUTOMATIC, Recipe, find_recipe, require_recipe
 from peagle_trt.quant.store import (
     StoredWeights,
     link_drafter_weights,
@@ -21,7 +22,7 @@ from peagle_trt.quant.store import (
 
 __all__ = [
     "AUTOMATIC",
-    "RECIPES",
+    "BUILD_RECIPES",
     "Recipe",
     "Storage",
     "StoredWeights",

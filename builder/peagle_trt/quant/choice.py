@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from peagle_trt.errors import CheckpointError
+from peagle_trt.errors import CheckpointError, UsageError
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
+from peagle_trt.quant.layer_recipes import schemes
 from peagle_trt.quant.layout import drafter_layout, target_layout
 from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES, find_recipe
@@ -65,31 +67,61 @@ class Storage:
     references: tuple[Mapping[str, TensorSpec], ...]
 
 
-def plan_storage(precision: str, target: TargetCheckpoint, drafter: DrafterCheckpoint) -> Storage:
+def plan_storage(
+    precision: str,
+    target: TargetCheckpoint,
+    drafter: DrafterCheckpoint,
+    *,
+    target_scales: ActivationScales = NO_SCALES,
+    drafter_scales: ActivationScales = NO_SCALES,
+) -> Storage:
     """What `store_target` and `store_drafter` will do.
 
     Raises:
-        CheckpointError: The recipe cannot store a tensor, or one cannot be read in place.
+        CheckpointError: The recipe cannot store a tensor, one cannot be read in place, or scales do not fit.
     """
+    _require_quantized_activations(precision, target_scales, drafter_scales)
     if is_in_place(precision):
         references = (target_references(target), drafter_references(drafter))
         return Storage(layout=drafter_additions(drafter, target), references=references)
-    layout = [*target_layout(target, precision), *drafter_layout(drafter, target, precision)]
+    layout = [
+        *target_layout(target, precision, target_scales),
+        *drafter_layout(drafter, target, precision, drafter_scales),
+    ]
     return Storage(layout=layout, references=(kept_references(target, precision),))
 
 
-def store_target(precision: str, target: TargetCheckpoint, path: Path) -> StoredWeights:
+def store_target(
+    precision: str, target: TargetCheckpoint, path: Path, scales: ActivationScales = NO_SCALES
+) -> StoredWeights:
     """Write a target's weights, or leave them where they are; see `write_target_weights`, `link_target_weights`."""
     if is_in_place(precision):
         return link_target_weights(target, path)
-    return write_target_weights(target, path, precision)
+    return write_target_weights(target, path, precision, scales)
 
 
-def store_drafter(precision: str, drafter: DrafterCheckpoint, target: TargetCheckpoint, path: Path) -> StoredWeights:
+def store_drafter(
+    precision: str,
+    drafter: DrafterCheckpoint,
+    target: TargetCheckpoint,
+    path: Path,
+    scales: ActivationScales = NO_SCALES,
+) -> StoredWeights:
     """The same for a drafter; see `write_drafter_weights`, `link_drafter_weights`."""
     if is_in_place(precision):
         return link_drafter_weights(drafter, target, path)
-    return write_drafter_weights(drafter, target, path, precision)
+    return write_drafter_weights(drafter, target, path, precision, scales)
+
+
+def _require_quantized_activations(precision: str, *scales: ActivationScales) -> None:
+    given = [each for each in scales if each.path is not None]
+    rules = find_recipe(precision)
+    forms = [scheme.activations for part in (rules.target, rules.drafter) for scheme in schemes(part).values()]
+    if given and not any(form != "none" for form in forms):
+        raise UsageError(
+            f"`{given[0].path}` holds scales of activations, which precision `{precision}` leaves alone",
+            hint="leave the file out, or build with --precision fp8 or nvfp4",
+        )
 
 
 def _can_stay_in_place(target: TargetCheckpoint) -> bool:

@@ -1,10 +1,13 @@
-"""Recipes of quantized checkpoints: which kind of layer becomes what, read from one TOML file a recipe.
+"""Recipes: which kind of layer becomes what, read from one TOML file a recipe.
 
-They describe checkpoints that other engines load. What a build stores for its own engines is `registry.RECIPES`.
+One file serves three uses. `[target]` and `[drafter]` say what becomes of each kind of layer, in a checkpoint for other
+engines and in a build of our own. `[calibration]` says what measures the scales that it wants. `[build]` says what only
+a build decides: what it computes in, which backends take it, and which layers its engines cannot take in that form.
 """
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from pathlib import Path
 from typing import Literal
@@ -14,14 +17,21 @@ import msgspec
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.files import naming_os_errors
 
-WeightForm = Literal["stored", "bf16", "fp8", "nvfp4"]
-"""`stored` leaves a tensor as the checkpoint has it."""
+WeightForm = Literal["stored", "bf16", "fp8", "nvfp4", "int8", "int4"]
+"""`stored` leaves a tensor as the checkpoint has it; in a build, as `[build]` stores what is not quantized. `int8` and
+`int4` are for builds alone."""
 ActivationForm = Literal["none", "fp8", "nvfp4"]
 CacheForm = Literal["none", "fp8"]
 Algorithm = Literal["FP8", "NVFP4", "W4A16_NVFP4"]
 """As ModelOpt's files spell it."""
 
-LAYER_RECIPES = ("fp8", "fp8-kv", "nvfp4", "nvfp4-experts", "nvfp4-mlp", "w4a16-nvfp4", "mxfp4", "bf16")
+LAYER_RECIPES = ("fp8", "fp8-kv", "nvfp4", "nvfp4-kv", "nvfp4-experts", "nvfp4-mlp", "w4a16-nvfp4", "mxfp4", "bf16")
+"""Recipes of checkpoints that other engines load."""
+BUILD_RECIPES = ("fp32", "native", "bf16", "fp16", "int8", "int4", "fp8", "nvfp4")
+"""Recipes that a build takes; each has a `[build]`."""
+CALIBRATIONS = ("fp8", "fp8-kv", "nvfp4", "nvfp4-kv", "nvfp4-awq", "nvfp4-mlp", "nvfp4-experts")
+"""Recipes whose scales can be measured; each has a `[calibration]`."""
+_EVERY_RECIPE = tuple(dict.fromkeys((*LAYER_RECIPES, *BUILD_RECIPES, *CALIBRATIONS)))
 _FOLDER = Path(__file__).parent / "recipes"
 _ALGORITHMS: dict[tuple[WeightForm, ActivationForm], Algorithm | None] = {
     ("stored", "none"): None,
@@ -29,7 +39,10 @@ _ALGORITHMS: dict[tuple[WeightForm, ActivationForm], Algorithm | None] = {
     ("fp8", "fp8"): "FP8",
     ("nvfp4", "nvfp4"): "NVFP4",
     ("nvfp4", "none"): "W4A16_NVFP4",
+    ("int8", "none"): None,
+    ("int4", "none"): None,
 }
+INTEGER_FORMS = ("int8", "int4")
 # No loader reads them quantized.
 _PLAIN_KINDS = ("embedding", "router", "norms")
 
@@ -112,6 +125,42 @@ class DrafterLayers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cache: CacheForm = "none"
 
 
+class BuildRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What only a build decides.
+
+    Attributes:
+        summary: One line for people, where a build differs from a checkpoint.
+        weight_type: Type of every floating tensor that is not quantized, as safetensors spells it; None where each
+            keeps the checkpoint's own and is read in place.
+        keeps_mxfp4: Experts that the checkpoint has in MXFP4 stay in its files.
+        compute_element: What a batched graph computes in, named as in `onnx.TensorProto`. ONNX Runtime on a CPU
+            computes in float32 whatever is stored.
+        backends: Names of backends that take it.
+        leaves: Kinds of the target's layers that engines cannot take in the recipe's form.
+    """
+
+    summary: str = ""
+    weight_type: Literal["F32", "F16", "BF16"] | None = None
+    keeps_mxfp4: bool = True
+    compute_element: Literal["FLOAT", "FLOAT16", "BFLOAT16"] = "BFLOAT16"
+    backends: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
+
+
+class CalibrationRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What measures a recipe's scales.
+
+    Attributes:
+        preset: Name of modelopt's configuration.
+        cache_preset: Name of modelopt's configuration of the cache, or empty.
+        needs_experts: Nothing but experts is quantized.
+    """
+
+    preset: str
+    cache_preset: str = ""
+    needs_experts: bool = False
+
+
 class LayerRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A recipe.
 
@@ -119,25 +168,51 @@ class LayerRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         summary: One line for people.
         target: What becomes of a target.
         drafter: What becomes of a drafter.
+        build: What a build decides besides; None where no build takes the recipe.
+        calibration: What measures its scales; None where nothing does.
         name: File name without its ending.
     """
 
     summary: str
     target: TargetLayers = TargetLayers()
     drafter: DrafterLayers = DrafterLayers()
+    build: BuildRules | None = None
+    calibration: CalibrationRules | None = None
     name: str = ""
 
 
 def load_layer_recipe(name_or_path: str) -> LayerRecipe:
-    """A recipe by name, or from a TOML file.
+    """A recipe of checkpoints by name, or from a TOML file.
 
     Raises:
-        UsageError: There is none of that name, or the file is no recipe.
+        UsageError: There is none of that name, the file is no recipe, or only builds or calibrations take it.
     """
-    path = Path(name_or_path) if name_or_path.endswith(".toml") else _FOLDER / f"{name_or_path}.toml"
-    if path.parent == _FOLDER and name_or_path not in LAYER_RECIPES:
-        hint = f"known: {', '.join(LAYER_RECIPES)}; or the path of a .toml file"
-        raise UsageError(f"unknown recipe `{name_or_path}`", hint=hint)
+    if not name_or_path.endswith(".toml"):
+        return load_shipped(name_or_path, LAYER_RECIPES)
+    recipe = _read(Path(name_or_path))
+    _refuse_integers(recipe)
+    return recipe
+
+
+@functools.cache
+def load_shipped(name: str, among: tuple[str, ...]) -> LayerRecipe:
+    """A recipe by name.
+
+    Args:
+        name: File name without its ending.
+        among: The names that serve: `LAYER_RECIPES`, `BUILD_RECIPES` or `CALIBRATIONS`.
+
+    Raises:
+        UsageError: It is none of them.
+    """
+    if name not in among:
+        file_hint = "; or the path of a .toml file" if among is LAYER_RECIPES else ""
+        known = f"`{name}` is one, but not for this" if name in _EVERY_RECIPE else f"unknown recipe `{name}`"
+        raise UsageError(known, hint=f"known: {', '.join(among)}{file_hint}")
+    return _read(_FOLDER / f"{name}.toml")
+
+
+def _read(path: Path) -> LayerRecipe:
     if not path.is_file():
         raise UsageError(f"`{path}` is no file", hint="give a recipe's name or its TOML file")
     with naming_os_errors(path):
@@ -150,6 +225,16 @@ def load_layer_recipe(name_or_path: str) -> LayerRecipe:
     for part in ("target", "drafter"):
         _check_part(path, part, getattr(recipe, part))
     return recipe
+
+
+def _refuse_integers(recipe: LayerRecipe) -> None:
+    for part in (recipe.target, recipe.drafter):
+        for kind, scheme in schemes(part).items():
+            if scheme.weights in INTEGER_FORMS:
+                raise UsageError(
+                    f"recipe `{recipe.name}` makes `{kind}` {scheme.weights}, which only builds for a CPU read",
+                    hint="take fp8 or nvfp4 for other engines, or `peagle-trt build --precision int4`",
+                )
 
 
 def algorithm_of(layers: TargetLayers | DrafterLayers) -> Algorithm | None:

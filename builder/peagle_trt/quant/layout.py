@@ -12,10 +12,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
 from peagle_trt.quant.halves import HALF_TYPES, to_half
+from peagle_trt.quant.layer_kinds import kind_of
+from peagle_trt.quant.layer_recipes import DrafterLayers, LayerScheme, TargetLayers, algorithm_of
 from peagle_trt.quant.packing import StoredTensor, is_packed_by, pack
 from peagle_trt.quant.registry import Recipe, find_recipe
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
+from peagle_trt.readers.llama_names import llama_name
 from peagle_trt.readers.safetensors_file import raw_rows
 from peagle_trt.readers.tensors import Weights
 
@@ -26,28 +30,37 @@ _FUSED = {
     "gate_up_bias": ("gate_bias", "up_bias"),
 }
 _FUSED_ROWS = 256
+_LINEAR_KINDS = ("lm_head", "fc", "qkv", "o", "gate_up", "down")
+_EXPERTS = ".experts."
 _PARTS = {part: fused for fused, parts in _FUSED.items() for part in parts}
 # Folded into `fused_mask_hidden`, written as `draft_to_target`, or gathered into the drafter's own output layer.
 _REPLACED_IN_DRAFTER = ("mask_hidden", "d2t", "lm_head")
 
 
-def target_layout(target: TargetCheckpoint, precision: str = "fp32") -> list[StoredTensor]:
+def target_layout(
+    target: TargetCheckpoint, precision: str = "fp32", scales: ActivationScales = NO_SCALES
+) -> list[StoredTensor]:
     """Every tensor of `engine/target.safetensors`.
 
     Args:
         target: The target.
         precision: A recipe that writes weights.
+        scales: Calibrated scales of its activations; those of its cache are not read.
 
     Raises:
-        CheckpointError: The recipe cannot store one.
+        CheckpointError: The recipe cannot store a tensor, or the scales are of another model or number format.
     """
     recipe = find_recipe(precision)
     kept = kept_in_place(target, precision)
-    entries = _fuse(target.weights, [name for name in target.weights if name not in kept])
+    names = [name for name in target.weights if name not in kept]
+    _check_scales(scales, recipe.target, {f"model.{module}" for module in _modules(names)})
+    entries = _fuse(target.weights, names)
+    if target.config.is_tied and is_packed_by(recipe.target.lm_head):
+        # The rows that are looked up stay as they are.
+        entries.append(_concatenated("lm_head", target.weights, ("embed_tokens",)))
     stored: list[StoredTensor] = []
     for entry in entries:
-        is_packed = is_packed_by(recipe.linear_scheme, entry.name)
-        stored += pack(entry, recipe.linear_scheme) if is_packed else [_as_stored(entry, recipe)]
+        stored += _store(entry, recipe, recipe.target_scheme(entry.name), scales, "model.")
     return stored
 
 
@@ -59,14 +72,29 @@ def kept_in_place(target: TargetCheckpoint, precision: str) -> list[str]:
     return [name for name, form in packed if form is not None and form.form == "mxfp4"]
 
 
-def drafter_layout(drafter: DrafterCheckpoint, target: TargetCheckpoint, precision: str = "fp32") -> list[StoredTensor]:
+def drafter_layout(
+    drafter: DrafterCheckpoint,
+    target: TargetCheckpoint,
+    precision: str = "fp32",
+    scales: ActivationScales = NO_SCALES,
+) -> list[StoredTensor]:
     """Every tensor of `engine/drafter.safetensors`.
 
     A full-vocabulary output layer that is the target's is left out: the graph points into the target's file.
+
+    Args:
+        drafter: The drafter.
+        target: Its target.
+        precision: A recipe that writes weights.
+        scales: Calibrated scales of the drafter's activations; those of its cache are not read.
+
+    Raises:
+        CheckpointError: As for `target_layout`.
     """
     recipe = find_recipe(precision)
-    entries = [_as_stored(entry, recipe) for entry in _fuse(drafter.weights, kept_drafter_names(drafter))]
-    entries += computed_drafter_tensors(drafter)
+    names = kept_drafter_names(drafter)
+    _check_scales(scales, recipe.drafter, {*_modules(names), "lm_head"})
+    packed = _fuse(drafter.weights, names)
     if stores_output_layer(drafter):
         rows = StoredTensor(
             name="lm_head",
@@ -74,8 +102,11 @@ def drafter_layout(drafter: DrafterCheckpoint, target: TargetCheckpoint, precisi
             shape=(drafter.config.draft_vocab_size, drafter.config.hidden_size),
             produce=lambda: _output_rows(drafter, target),
         )
-        entries.append(_as_stored(rows, recipe))
-    return entries
+        packed.append(rows)
+    stored: list[StoredTensor] = []
+    for entry in packed:
+        stored += _store(entry, recipe, recipe.drafter_scheme(entry.name), scales, "")
+    return [*stored, *computed_drafter_tensors(drafter)]
 
 
 def kept_drafter_names(drafter: DrafterCheckpoint) -> list[str]:
@@ -140,9 +171,43 @@ def fuse_mask_hidden(drafter: DrafterCheckpoint) -> NDArray[np.float32]:
     return fused.astype(np.float32)
 
 
-def _as_stored(tensor: StoredTensor, recipe: Recipe) -> StoredTensor:
-    """A tensor of float32 in the type that a recipe gives to what it does not quantize."""
-    dtype = recipe.weight_type
+def _store(
+    tensor: StoredTensor, recipe: Recipe, scheme: LayerScheme, scales: ActivationScales, prefix: str
+) -> list[StoredTensor]:
+    """What a tensor of float32 becomes.
+
+    Args:
+        tensor: It, by its stored name.
+        recipe: The recipe.
+        scheme: What the recipe makes of it.
+        scales: Scales by the names of a Hugging Face checkpoint.
+        prefix: Before a module's name there.
+    """
+    if not is_packed_by(scheme):
+        return [_as_stored(tensor, "BF16" if scheme.weights == "bf16" else recipe.weight_type)]
+    is_measured = scales.path is not None and scheme.activations != "none" and len(tensor.shape) == 2
+    names = [f"{prefix}{module}.input_scale" for module in _modules(_parts_of(tensor.name))] if is_measured else []
+    return pack(tensor, scheme, scales.shared(names) if is_measured else None)
+
+
+def _check_scales(scales: ActivationScales, layers: TargetLayers | DrafterLayers, modules: set[str]) -> None:
+    if scales.path is None:
+        return
+    # Experts' activations are left alone, so their scales are of no use and no harm.
+    refuse_unknown(replace(scales, values={n: v for n, v in scales.values.items() if _EXPERTS not in n}), modules)
+    algorithm = algorithm_of(layers)
+    if algorithm is not None:
+        refuse_other_format(scales, algorithm)
+
+
+def _modules(names: Iterable[str]) -> list[str]:
+    """Linear layers of a Hugging Face checkpoint, by our names of their matrices."""
+    linear = (name for name in names if kind_of(name) in _LINEAR_KINDS)
+    return [name if name == "fc" else llama_name(name).removesuffix(".weight") for name in linear]
+
+
+def _as_stored(tensor: StoredTensor, dtype: str | None) -> StoredTensor:
+    """A tensor of float32 in another type."""
     if dtype is None or dtype not in HALF_TYPES:
         return tensor
     return replace(tensor, dtype=dtype, produce=lambda: to_half(tensor.name, tensor.produce(), dtype))
@@ -152,12 +217,16 @@ def _fuse(weights: Weights, names: Iterable[str]) -> list[StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     for name in names:
         prefix, dot, part = name.rpartition(".")
-        parts: tuple[str, ...] = (name,)
         if dot and part in _PARTS:
             name = f"{prefix}.{_PARTS[part]}"
-            parts = tuple(f"{prefix}.{each}" for each in _FUSED[_PARTS[part]])
-        stored.setdefault(name, _concatenated(name, weights, parts))
+        stored.setdefault(name, _concatenated(name, weights, _parts_of(name)))
     return list(stored.values())
+
+
+def _parts_of(name: str) -> tuple[str, ...]:
+    """Our names of what a stored tensor is made of."""
+    prefix, _, stem = name.rpartition(".")
+    return tuple(f"{prefix}.{part}" for part in _FUSED[stem]) if stem in _FUSED else (name,)
 
 
 def _concatenated(name: str, weights: Weights, parts: tuple[str, ...]) -> StoredTensor:

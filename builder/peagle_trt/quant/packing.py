@@ -1,27 +1,29 @@
 """A matrix of float32 as the tensors that a number format stores in its place.
 
-`NAME` holds the codes. FP8 adds `NAME.scale`; NVFP4 adds `NAME.block_scales` and `NAME.global_scale`. Where activations
-are quantized too, `NAME.input_scale` is their fixed scale, beside the one that the graph measures for each row.
+`NAME` holds the codes. FP8 adds `NAME.scale`; NVFP4 adds `NAME.block_scales` and `NAME.global_scale`; integers add
+`NAME.integer_scales` and `NAME.zero_points`. Where activations are quantized too, `NAME.input_scale` is their scale if
+it was calibrated. If it was not, `NAME.row_input_scale` is their scale after every row was divided by one of its own,
+which the graph measures as it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.quant.block_integers import INTEGER_BLOCK, quantize_blocks, zero_point_bytes
 from peagle_trt.quant.fp8 import quantize_fp8
-from peagle_trt.quant.nvfp4 import Nvfp4Matrix, dequantize_nvfp4, global_scale, quantize_nvfp4
-from peagle_trt.quant.registry import LinearScheme
-from peagle_trt.readers.float_codes import decode_e4m3
+from peagle_trt.quant.layer_recipes import LayerScheme
+from peagle_trt.quant.nvfp4 import global_scale, quantize_nvfp4
 from peagle_trt.readers.packed import NVFP4_BLOCK
-from peagle_trt.readers.safetensors_file import load_tensor, map_codes
-from peagle_trt.spec import TensorSpec
 
-SCALE, BLOCK_SCALES, GLOBAL_SCALE, INPUT_SCALE = ".scale", ".block_scales", ".global_scale", ".input_scale"
+SCALE, BLOCK_SCALES, GLOBAL_SCALE = ".scale", ".block_scales", ".global_scale"
+INPUT_SCALE, ROW_INPUT_SCALE = ".input_scale", ".row_input_scale"
+INTEGER_SCALES, ZERO_POINTS = ".integer_scales", ".zero_points"
 """Behind a tensor's name."""
 UNCALIBRATED_INPUT_SCALE = 1.0
 """Rows are first divided by a scale of their own, so that the largest number of each is the format's largest.
@@ -30,8 +32,8 @@ Measured on SmolLM2-135M, 160 tokens, KL against bfloat16: FP8 0.106 without sca
 beyond 448, and 0.039 with them.
 """
 
-_LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-_EXPERTS = ("experts_gate_up_proj", "experts_down_proj")
+INTEGER_BITS = {"int4": 4, "int8": 8}
+"""Bits of an integer, by the form of a recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,46 +54,46 @@ class StoredTensor:
     produce: Callable[[], NDArray[np.generic]]
 
 
-def is_packed_by(scheme: LinearScheme, name: str) -> bool:
-    """Whether a scheme takes a stored tensor of the target."""
-    stem = name.rpartition(".")[2]
-    if scheme == "none" or not name.startswith("layers."):
-        return False
-    # TensorRT gathers no FP8 matrix by its number, so experts of FP8 could not be chosen.
-    return stem in _LINEARS or (scheme == "nvfp4" and stem in _EXPERTS)
+def is_packed_by(scheme: LayerScheme) -> bool:
+    """Whether a scheme puts several tensors into a matrix's place."""
+    return scheme.weights not in ("stored", "bf16")
 
 
-def pack(tensor: StoredTensor, scheme: LinearScheme) -> list[StoredTensor]:
+def pack(tensor: StoredTensor, scheme: LayerScheme, input_scale: float | None = None) -> list[StoredTensor]:
     """The tensors that stand for one of float32.
 
     Args:
-        tensor: [rows, columns], or a stack of such matrices.
-        scheme: One that takes it.
+        tensor: [rows, columns], or a stack of such matrices where `scheme` is NVFP4.
+        scheme: One for which `is_packed_by`.
+        input_scale: Calibrated scale of the matrix's input, or None.
 
     Raises:
         CheckpointError: Its rows cannot be cut into blocks.
     """
-    return _pack_fp8(tensor) if scheme == "fp8" else _pack_nvfp4(tensor)
+    if scheme.weights in INTEGER_BITS:
+        return _pack_integers(tensor, INTEGER_BITS[scheme.weights])
+    stored = _pack_fp8(tensor) if scheme.weights == "fp8" else _pack_nvfp4(tensor)
+    # A stack is of experts, whose activations are left alone.
+    if scheme.activations == "none" or len(tensor.shape) != 2:
+        return stored
+    suffix, value = (ROW_INPUT_SCALE, UNCALIBRATED_INPUT_SCALE) if input_scale is None else (INPUT_SCALE, input_scale)
+    return [*stored, _number(f"{tensor.name}{suffix}", value)]
 
 
-def unpack(stored: Mapping[str, TensorSpec], name: str) -> NDArray[np.generic] | None:
-    """What a stored matrix that was packed is worth, in float32; None for a tensor that was not.
+def _pack_integers(tensor: StoredTensor, bits: int) -> list[StoredTensor]:
+    rows, _ = tensor.shape
+    blocks = _count_blocks(tensor, INTEGER_BLOCK, "use precision `fp32` or `bf16`")
 
-    Args:
-        stored: The tensors of a build.
-        name: One of them, without a suffix.
-    """
-    if f"{name}{SCALE}" in stored:
-        scale = load_tensor(stored[f"{name}{SCALE}"]).astype(np.float32)
-        return decode_e4m3(map_codes(stored[name])) * scale
-    if f"{name}{BLOCK_SCALES}" not in stored:
-        return None
-    packed = Nvfp4Matrix(
-        codes=map_codes(stored[name]),
-        block_scales=map_codes(stored[f"{name}{BLOCK_SCALES}"]),
-        global_scale=load_tensor(stored[f"{name}{GLOBAL_SCALE}"]).astype(np.float32),
-    )
-    return dequantize_nvfp4(packed)
+    def make() -> dict[str, NDArray[np.generic]]:
+        packed = quantize_blocks(_finite(tensor), bits)
+        return {"": packed.codes, INTEGER_SCALES: packed.scales, ZERO_POINTS: packed.zero_points}
+
+    pieces = _Pieces(make)
+    return [
+        pieces.tensor(tensor.name, "", "U8", (rows, blocks, INTEGER_BLOCK * bits // 8)),
+        pieces.tensor(tensor.name, INTEGER_SCALES, "F32", (rows, blocks)),
+        pieces.tensor(tensor.name, ZERO_POINTS, "U8", (rows, zero_point_bytes(blocks, bits))),
+    ]
 
 
 def _pack_fp8(tensor: StoredTensor) -> list[StoredTensor]:
@@ -103,17 +105,12 @@ def _pack_fp8(tensor: StoredTensor) -> list[StoredTensor]:
     return [
         pieces.tensor(tensor.name, "", "F8_E4M3", tensor.shape),
         pieces.tensor(tensor.name, SCALE, "F32", ()),
-        _input_scale(tensor.name),
     ]
 
 
 def _pack_nvfp4(tensor: StoredTensor) -> list[StoredTensor]:
     *lead, columns = tensor.shape
-    if columns % NVFP4_BLOCK:
-        raise CheckpointError(
-            f"`{tensor.name}` has {columns} columns, which blocks of {NVFP4_BLOCK} do not divide",
-            hint="use precision `fp8` or `bf16`",
-        )
+    blocks = _count_blocks(tensor, NVFP4_BLOCK, "use precision `fp8` or `bf16`")
 
     def make() -> dict[str, NDArray[np.generic]]:
         values = tensor.produce().astype(np.float32, copy=False)
@@ -121,22 +118,33 @@ def _pack_nvfp4(tensor: StoredTensor) -> list[StoredTensor]:
         return {"": packed.codes, BLOCK_SCALES: packed.block_scales, GLOBAL_SCALE: packed.global_scale}
 
     pieces = _Pieces(make)
-    stored = [
+    return [
         pieces.tensor(tensor.name, "", "U8", (*lead, columns // 2)),
-        pieces.tensor(tensor.name, BLOCK_SCALES, "F8_E4M3", (*lead, columns // NVFP4_BLOCK)),
+        pieces.tensor(tensor.name, BLOCK_SCALES, "F8_E4M3", (*lead, blocks)),
         pieces.tensor(tensor.name, GLOBAL_SCALE, "F32", ()),
     ]
-    # A stack is of experts, whose activations are left alone.
-    return [*stored, _input_scale(tensor.name)] if len(lead) == 1 else stored
 
 
-def _input_scale(name: str) -> StoredTensor:
-    return StoredTensor(
-        name=f"{name}{INPUT_SCALE}",
-        dtype="F32",
-        shape=(),
-        produce=lambda: np.array(UNCALIBRATED_INPUT_SCALE, np.float32),
-    )
+def _count_blocks(tensor: StoredTensor, block: int, hint: str) -> int:
+    columns = tensor.shape[-1]
+    if columns % block:
+        raise CheckpointError(
+            f"`{tensor.name}` has {columns} columns, which blocks of {block} do not divide", hint=hint
+        )
+    return columns // block
+
+
+def _finite(tensor: StoredTensor) -> NDArray[np.float32]:
+    values = tensor.produce().astype(np.float32, copy=False)
+    if not np.isfinite(values).all():
+        raise CheckpointError(
+            f"`{tensor.name}` holds a value that is no number", hint="the checkpoint is damaged; fetch it again"
+        )
+    return values
+
+
+def _number(name: str, value: float) -> StoredTensor:
+    return StoredTensor(name=name, dtype="F32", shape=(), produce=lambda: np.array(value, np.float32))
 
 
 class _Pieces:

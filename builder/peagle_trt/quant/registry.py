@@ -1,98 +1,103 @@
-"""Recipes by name: how weights are stored in a build, what its graphs compute in, and which backends take it."""
+"""Recipes of builds by name: how weights are stored, what graphs compute in, and which backends take it."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
 from peagle_trt.errors import UsageError
+from peagle_trt.quant.layer_kinds import kind_of
+from peagle_trt.quant.layer_recipes import (
+    AS_STORED,
+    BUILD_RECIPES,
+    INTEGER_FORMS,
+    DrafterLayers,
+    LayerScheme,
+    TargetLayers,
+    load_shipped,
+    schemes,
+)
 
-LinearScheme = Literal["none", "fp8", "nvfp4"]
 ComputeElement = Literal["FLOAT", "FLOAT16", "BFLOAT16"]
-
-_TENSORRT = ("tensorrt-rtx", "tensorrt")
-_EVERY = ("onnxruntime", *_TENSORRT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How weights are stored and computed with.
+    """How weights are stored and computed with: a recipe of layers, as a build takes it.
 
     Attributes:
         name: As typed on the command line.
         summary: One line for people.
-        weight_type: Type of every floating tensor that is not quantized, as safetensors spells it; None where each
-            keeps the checkpoint's own and is read in place.
-        linear_scheme: What the projections of the target's layers become; `nvfp4` takes its experts too. Embeddings,
-            output layer, router, norms and the whole drafter keep `weight_type`: they are small or sensitive.
-        keeps_mxfp4: Experts that the checkpoint has in MXFP4 stay in its files.
-        compute_element: What a batched graph computes in, named as in `onnx.TensorProto`. ONNX Runtime on a CPU
-            computes in float32 whatever is stored.
+        weight_type: See `BuildRules`.
+        target: What becomes of each kind of the target's layers.
+        drafter: What becomes of the drafter's.
+        keeps_mxfp4: See `BuildRules`.
+        compute_element: See `BuildRules`.
         backends: Names of backends that take it.
+        leaves: Kinds of the target's layers that stay as they are all the same.
     """
 
     name: str
     summary: str
     weight_type: str | None
-    linear_scheme: LinearScheme = "none"
-    keeps_mxfp4: bool = True
-    compute_element: ComputeElement = "BFLOAT16"
-    backends: tuple[str, ...] = _EVERY
+    target: TargetLayers
+    drafter: DrafterLayers
+    keeps_mxfp4: bool
+    compute_element: ComputeElement
+    backends: tuple[str, ...]
+    leaves: tuple[str, ...] = ()
+
+    @property
+    def rounds_to_integers(self) -> bool:
+        """Whether a build's weights are integers, with which it is compared instead of the checkpoint's."""
+        parts = (*schemes(self.target).values(), *schemes(self.drafter).values())
+        return any(scheme.weights in INTEGER_FORMS for scheme in parts)
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether products round what they are given, so that no weights alone tell what they give."""
+        parts = (*schemes(self.target).values(), *schemes(self.drafter).values())
+        return self.rounds_to_integers or any(scheme.activations != "none" for scheme in parts)
+
+    def target_scheme(self, name: str) -> LayerScheme:
+        """What becomes of one of the target's tensors, by its stored name."""
+        kind = kind_of(name)
+        return AS_STORED if kind in self.leaves else schemes(self.target).get(kind, AS_STORED)
+
+    def drafter_scheme(self, name: str) -> LayerScheme:
+        """What becomes of one of the drafter's tensors, by its stored name."""
+        return schemes(self.drafter).get(kind_of(name), AS_STORED)
 
 
-RECIPES = {
-    "fp32": Recipe(
-        name="fp32",
-        summary="float32 throughout; the reference of every other recipe",
-        weight_type="F32",
-        keeps_mxfp4=False,
-        compute_element="FLOAT",
-    ),
-    "native": Recipe(
-        name="native",
-        summary="the checkpoint's own bytes, read in place: nothing is stored twice, steps are slower than fp32's",
-        weight_type=None,
-    ),
-    "bf16": Recipe(
-        name="bf16", summary="bfloat16 throughout; gpt-oss's experts stay in MXFP4, in place", weight_type="BF16"
-    ),
-    "fp16": Recipe(
-        name="fp16",
-        summary="float16 throughout; gpt-oss's experts stay in MXFP4, in place",
-        weight_type="F16",
-        compute_element="FLOAT16",
-    ),
-    "fp8": Recipe(
-        name="fp8",
-        summary="E4M3 weights and activations in the target's projections, a scale for each row of activations, no "
-        "calibration; the rest, experts among it, as bf16",
-        weight_type="BF16",
-        linear_scheme="fp8",
-        backends=_TENSORRT,
-    ),
-    "nvfp4": Recipe(
-        name="nvfp4",
-        summary="NVFP4 weights and activations in the target's projections, a scale for each row of activations, no "
-        "calibration; experts in NVFP4 as weights alone; the rest as bf16",
-        weight_type="BF16",
-        linear_scheme="nvfp4",
-        backends=_TENSORRT,
-    ),
-}
 AUTOMATIC = "auto"
 """Takes bf16 for TensorRT. Elsewhere fp32, unless that would write more than `MAX_AUTOMATIC_BYTES`."""
 MAX_AUTOMATIC_BYTES = 16 << 30
 
 
+@functools.cache
 def find_recipe(name: str) -> Recipe:
     """A recipe by name.
 
     Raises:
         UsageError: There is none of that name.
     """
-    if name not in RECIPES:
-        raise UsageError(f"unknown precision `{name}`", hint=f"known: {', '.join(RECIPES)}")
-    return RECIPES[name]
+    if name not in BUILD_RECIPES:
+        raise UsageError(f"unknown precision `{name}`", hint=f"known: {', '.join(BUILD_RECIPES)}")
+    layers = load_shipped(name, BUILD_RECIPES)
+    rules = layers.build
+    assert rules is not None, "every recipe of `BUILD_RECIPES` has the section"
+    return Recipe(
+        name=name,
+        summary=rules.summary or layers.summary,
+        weight_type=rules.weight_type,
+        target=layers.target,
+        drafter=layers.drafter,
+        keeps_mxfp4=rules.keeps_mxfp4,
+        compute_element=rules.compute_element,
+        backends=rules.backends,
+        leaves=rules.leaves,
+    )
 
 
 def require_recipe(name: str, backend: str) -> Recipe:
@@ -103,9 +108,10 @@ def require_recipe(name: str, backend: str) -> Recipe:
     """
     recipe = find_recipe(name)
     if backend not in recipe.backends:
-        fitting = [each.name for each in RECIPES.values() if backend in each.backends]
+        fitting = [each for each in BUILD_RECIPES if backend in find_recipe(each).backends]
         raise UsageError(
-            f"precision `{name}` does not run in backend `{backend}`: {' and '.join(recipe.backends)} backends only",
+            f"precision `{name}` does not run in backend `{backend}`: {' and '.join(recipe.backends)} "
+            f"backend{'s' if len(recipe.backends) > 1 else ''} only",
             hint=f"`{backend}` takes {', '.join(fitting)}" if fitting else "take another backend",
         )
     return recipe

@@ -1,122 +1,126 @@
-"""Scales of activations and caches: from a file that calibration wrote, or constant where there is none.
+"""The file of scales: what calibration hands on to whoever packs weights.
 
-The file is safetensors of float32 scalars, `MODULE.input_scale`, `MODULE.k_scale` and `MODULE.v_scale`, with the names
-that modules have in the checkpoint to be written; where all experts are one tensor, `...experts.down_proj_input_scale`.
-Its metadata names the recipe of the calibration: FP8 divides a maximum by 448, NVFP4 by 2688.
+A safetensors file of float32: scalars `MODULE.input_scale`, `MODULE.k_scale`, `MODULE.v_scale`, and vectors
+`MODULE.pre_quant_scale` [columns] that activations are multiplied by, and the weight's columns divided by. MODULE is
+the module's name in the quantized checkpoint, `...experts.7.gate_proj` for an expert of its own. Where a checkpoint
+keeps all experts in one tensor, it is `...experts.gate_up_proj_input_scale`. Activations are rounded as
+`x / input_scale`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from peagle_trt.errors import CheckpointError
-from peagle_trt.readers.json_file import parse_object
+from peagle_trt.files import replacing
 from peagle_trt.readers.safetensors_file import load_tensor, read_header
 
-CONSTANT_SCALE = 1.0
-"""Of what nobody measured: numbers up to 448 fit FP8, and up to 2688 NVFP4."""
-_KINDS = ("input_scale", "k_scale", "v_scale")
+INPUT_SCALE, PRE_QUANT_SCALE = ".input_scale", ".pre_quant_scale"
+CACHE_SCALES = (".k_scale", ".v_scale")
+STACKED_INPUT_SCALE = "_input_scale"
+_SUFFIXES = (INPUT_SCALE, STACKED_INPUT_SCALE, PRE_QUANT_SCALE, *CACHE_SCALES)
+_AGAIN = "calibrate again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationScales:
-    """Scales by name; without a file every one is `CONSTANT_SCALE`.
+class Scales:
+    """Scales by tensor name, and where they come from.
 
     Attributes:
-        path: The file, or None.
-        values: What it holds.
-        recipe: Name of the calibration; empty where the file does not say.
+        values: float32, of no dimensions or, for `pre_quant_scale`, [columns]; all finite and above 0.
+        recipe: Name of the calibration.
+        num_texts: Texts that were read.
+        num_tokens: Their tokens.
+        tool: What found the maxima, with its version.
+        notes: Anything else that a person may want to know, by topic.
+        path: The file it was read from, or None.
     """
 
+    values: Mapping[str, NDArray[np.float32]]
+    recipe: str
+    num_texts: int
+    num_tokens: int
+    tool: str
+    notes: Mapping[str, str] = field(default_factory=dict)
     path: Path | None = None
-    recipe: str = ""
-    values: Mapping[str, float] = field(default_factory=dict)
-
-    def shared(self, names: Sequence[str]) -> float:
-        """The scale of several tensors that one number serves: the largest of theirs.
-
-        Args:
-            names: Such as `model.layers.0.self_attn.q_proj.input_scale`.
-
-        Raises:
-            CheckpointError: The file lacks one.
-        """
-        if self.path is None:
-            return CONSTANT_SCALE
-        for name in names:
-            if name not in self.values:
-                raise CheckpointError(
-                    f"`{self.path}` lacks `{name}`", hint="calibrate with this recipe, or leave the file out"
-                )
-        return max(self.values[name] for name in names)
 
 
-def read_scales(path: Path) -> ActivationScales:
-    """Read a file of scales.
+def write_scales(scales: Scales, path: Path) -> None:
+    """Write a file of scales.
 
     Raises:
-        CheckpointError: It is damaged, holds something else, or a scale is not a positive number.
+        MachineError: The disk is full, or the folder cannot be written.
     """
-    values: dict[str, float] = {}
+    fixed = {
+        "recipe": scales.recipe,
+        "samples": str(scales.num_texts),
+        "tokens": str(scales.num_tokens),
+        "tool": scales.tool,
+    }
+    entries: dict[str, object] = {"__metadata__": {**scales.notes, **fixed}}
+    end, names = 0, sorted(scales.values)
+    for name in names:
+        value = scales.values[name]
+        begin, end = end, end + value.nbytes
+        entries[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [begin, end]}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with replacing(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in names:
+            file.write(np.ascontiguousarray(scales.values[name], "<f4").tobytes())
+
+
+def read_scales(path: Path) -> Scales:
+    """Read a file of scales and check every value.
+
+    Raises:
+        CheckpointError: It is no such file, or a scale is of another type or shape, or is no positive number.
+    """
+    values: dict[str, NDArray[np.float32]] = {}
     for name, spec in read_header(path).items():
-        module, _, kind = name.rpartition(".")
-        is_input = kind in _KINDS and module
-        if not (is_input or kind.endswith("_input_scale")) or spec.dtype != "F32" or spec.shape not in ((), (1,)):
+        suffix = next((known for known in _SUFFIXES if name.endswith(known)), "")
+        if not suffix:
             raise CheckpointError(
-                f"`{path}`: `{name}` ({spec.dtype} {list(spec.shape)}) is none of "
-                f"{', '.join(f'`MODULE.{each}`' for each in _KINDS)} as one F32 number",
-                hint="write it with scripts/calibrate; scales of AWQ belong to the weights and are not taken",
+                f"`{path}` holds `{name}`, which is no scale", hint=f"names end in one of {', '.join(_SUFFIXES)}"
             )
-        values[name] = float(load_tensor(spec).reshape(()))
-        if not 0 < values[name] < float("inf"):
+        dimensions = 1 if suffix == PRE_QUANT_SCALE else 0
+        if spec.dtype != "F32" or len(spec.shape) != dimensions:
             raise CheckpointError(
-                f"`{path}`: `{name}` is {values[name]:g}, not a positive number",
+                f"`{path}`: `{name}` is {spec.dtype} {list(spec.shape)}, expected F32 of {dimensions} dimension(s)",
+                hint=_AGAIN,
+            )
+        value = load_tensor(spec).astype(np.float32)
+        if not (np.isfinite(value) & (value > 0)).all():
+            raise CheckpointError(
+                f"`{path}`: `{name}` holds a number that is no positive scale",
                 hint="calibration saw nothing there: give it more text",
             )
-    return ActivationScales(path=path, values=values, recipe=_read_recipe(path))
+        values[name] = value
+    metadata = _read_metadata(path)
+    counts = [metadata.pop(key, "0") for key in ("samples", "tokens")]
+    if not all(count.isdecimal() for count in counts):
+        raise CheckpointError(f"`{path}`: `samples` and `tokens` are `{counts}`, expected numbers", hint=_AGAIN)
+    return Scales(
+        values=values,
+        recipe=metadata.pop("recipe", ""),
+        num_texts=int(counts[0]),
+        num_tokens=int(counts[1]),
+        tool=metadata.pop("tool", ""),
+        notes=metadata,
+        path=path,
+    )
 
 
-def refuse_other_format(scales: ActivationScales, algorithm: str) -> None:
-    """Refuse scales that were measured for another number format.
-
-    Args:
-        scales: What was read.
-        algorithm: ModelOpt's name of what is to be written.
-
-    Raises:
-        CheckpointError: They were.
-    """
-    formats = [form for form in ("nvfp4", "fp8") if scales.recipe.lower().startswith(form)]
-    if formats and not algorithm.lower().startswith(formats[0]):
-        raise CheckpointError(
-            f"`{scales.path}` was measured by recipe `{scales.recipe}`, whose scales are not those of {algorithm}",
-            hint="calibrate with a recipe of the same number format",
-        )
-
-
-def _read_recipe(path: Path) -> str:
-    """What the metadata says; the header has been checked."""
+def _read_metadata(path: Path) -> dict[str, str]:
+    # `read_header` has checked the file: a whole header, and an object of strings.
     with path.open("rb") as file:
-        metadata = parse_object(file.read(int.from_bytes(file.read(8), "little"))).get("__metadata__")
-    return str(metadata.get("recipe", "")) if isinstance(metadata, dict) else ""
-
-
-def refuse_unknown(scales: ActivationScales, modules: Collection[str]) -> None:
-    """Refuse scales of modules that a checkpoint does not have.
-
-    Args:
-        scales: What was read.
-        modules: Every module of the checkpoint.
-
-    Raises:
-        CheckpointError: There is one.
-    """
-    for name in scales.values:
-        module = name.rpartition(".")[0]
-        if module not in modules and name.removesuffix("_input_scale") not in modules:
-            raise CheckpointError(
-                f"`{scales.path}`: `{name}` belongs to no layer of the checkpoint",
-                hint="the scales were measured on another model",
-            )
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    metadata: dict[str, str] = header.get("__metadata__", {})
+    return metadata

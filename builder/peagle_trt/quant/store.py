@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.files import replacing
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
 from peagle_trt.quant.in_place import index_path, link_shards, read_index, referable, shards
 from peagle_trt.quant.layout import (
     computed_drafter_tensors,
@@ -37,14 +38,16 @@ _PADDING = "padding."
 _NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "u1", "F8_E4M3": "u1"}
 
 
-def write_target_weights(target: TargetCheckpoint, path: Path, precision: str = "fp32") -> StoredWeights:
+def write_target_weights(
+    target: TargetCheckpoint, path: Path, precision: str = "fp32", scales: ActivationScales = NO_SCALES
+) -> StoredWeights:
     """Write `engine/target.safetensors`; what the recipe leaves in place is linked beside it.
 
     Raises:
-        CheckpointError: The recipe cannot store a tensor.
+        CheckpointError: The recipe cannot store a tensor, or the scales do not fit.
         MachineError: The disk is full, or the folder cannot be written.
     """
-    layout, kept = target_layout(target, precision), kept_references(target, precision)
+    layout, kept = target_layout(target, precision, scales), kept_references(target, precision)
     _write(path, layout)
     if kept:
         link_shards(kept, path)
@@ -52,15 +55,19 @@ def write_target_weights(target: TargetCheckpoint, path: Path, precision: str = 
 
 
 def write_drafter_weights(
-    drafter: DrafterCheckpoint, target: TargetCheckpoint, path: Path, precision: str = "fp32"
+    drafter: DrafterCheckpoint,
+    target: TargetCheckpoint,
+    path: Path,
+    precision: str = "fp32",
+    scales: ActivationScales = NO_SCALES,
 ) -> StoredWeights:
     """Write `engine/drafter.safetensors`; rows of the target's output layer are copied where the drafter shares them.
 
     Raises:
-        CheckpointError: The recipe cannot store a tensor.
+        CheckpointError: The recipe cannot store a tensor, or the scales do not fit.
         MachineError: The disk is full, or the folder cannot be written.
     """
-    return _write(path, drafter_layout(drafter, target, precision))
+    return _write(path, drafter_layout(drafter, target, precision, scales))
 
 
 def link_target_weights(target: TargetCheckpoint, path: Path) -> StoredWeights:

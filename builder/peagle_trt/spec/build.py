@@ -27,6 +27,8 @@ class BuildSpec:
         target_source: Where the target comes from, as a person would cite it; no local path.
         drafter_source: Where the drafter comes from.
         compute_capabilities: GPUs to compile for, such as ("120",); empty leaves the choice to the backend.
+        scales_path: File of the target's calibrated scales, or None.
+        drafter_scales_path: The same of the drafter.
         mask_token_id: Token of the drafter's masked slots where its checkpoint does not say, or None.
     """
 
@@ -44,3 +46,5 @@ class BuildSpec:
     drafter_source: str = ""
     mask_token_id: int | None = None
     compute_capabilities: tuple[str, ...] = ()
+    scales_path: Path | None = None
+    drafter_scales_path: Path | None = None

@@ -2,7 +2,7 @@
 
 from peagle_trt.verify.build import verify_build
 from peagle_trt.verify.comparison import Outcome, compare_engine, compare_subject, compare_with_reference
-from peagle_trt.verify.sources import ReferenceSource, build_source, checkpoint_source
+from peagle_trt.verify.sources import ReferenceSource, build_source, checkpoint_source, rounded_source
 
 __all__ = [
     "Outcome",
@@ -12,5 +12,6 @@ __all__ = [
     "compare_engine",
     "compare_subject",
     "compare_with_reference",
+    "rounded_source",
     "verify_build",
 ]

@@ -29,7 +29,7 @@ from peagle_trt.verify.decoding import (
 from peagle_trt.verify.reference import TargetReference, run_head, run_target
 from peagle_trt.verify.sources import ReferenceSource
 from peagle_trt.verify.subject import THE_ENGINE, Subject, open_subject
-from peagle_trt.verify.tolerances import TOLERANCES, Tolerance
+from peagle_trt.verify.tolerances import TOLERANCES, Tolerance, recipe_tolerance
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSo
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
     """
-    tolerance = TOLERANCES[manifest.precision]
+    tolerance = recipe_tolerance(manifest.precision, has_experts=manifest.target.experts is not None)
     return compare_subject(Subject(engine=engine, description=THE_ENGINE, tolerance=tolerance), manifest, source)
 
 

@@ -54,7 +54,7 @@ def run_target(config: TargetConfig, load: Load, token_ids: NDArray[np.int64]) -
         margin = min(margin, layer_margin)
     kept[config.num_layers] = stream_TH
     normed_TH = rms_norm(stream_TH, read(load, "norm"), config.rms_norm_eps)
-    logits_TV = _logits(load, "embed_tokens" if config.is_tied else "lm_head", normed_TH)
+    logits_TV = _logits(_load_output_layer(config, load), normed_TH)
     hidden_TA = np.concatenate([kept[i] for i in config.aux_layer_ids], axis=1)
     return TargetReference(logits=logits_TV, hidden=hidden_TA, routing_margin=margin)
 
@@ -94,7 +94,7 @@ def run_drafter(
     tokens = np.concatenate([next_token_ids, np.full(masks, config.mask_token_id)])
     hidden_TH = np.concatenate([fuse(config, load, hidden_TA), np.tile(fused_mask_H, (masks, 1))])
     stream_KH = _drafter_stream(config, load, tokens, hidden_TH)[len(next_token_ids) - 1 :]
-    return _logits(load, "lm_head", rms_norm(stream_KH, read(load, "norm"), config.rms_norm_eps))
+    return _logits(load("lm_head"), rms_norm(stream_KH, read(load, "norm"), config.rms_norm_eps))
 
 
 def run_sequential_drafter(
@@ -119,7 +119,7 @@ def run_sequential_drafter(
     for draft in drafts:
         stream_1H = _drafter_stream(config, load, tokens, hidden_TH)[-1:]
         normed_1H = rms_norm(stream_1H, read(load, "norm"), config.rms_norm_eps)
-        logits.append(_logits(load, "lm_head", normed_1H))
+        logits.append(_logits(load("lm_head"), normed_1H))
         tokens = np.append(tokens, draft)
         hidden_TH = np.concatenate([hidden_TH, normed_1H if config.norm_output else stream_1H])
     return np.concatenate(logits)
@@ -160,9 +160,18 @@ def _embed(load: Load, token_ids: NDArray[np.int64]) -> Array:
     return embedded
 
 
-def _logits(load: Load, table: str, rows_TH: Array) -> Array:
+def _load_output_layer(config: TargetConfig, load: Load) -> NDArray[np.generic]:
+    """The target's output layer; a build that rounds it has one of its own even where the checkpoint ties it."""
+    if not config.is_tied:
+        return load("lm_head")
+    try:
+        return load("lm_head")
+    except KeyError:
+        return load("embed_tokens")
+
+
+def _logits(table_VH: NDArray[np.generic], rows_TH: Array) -> Array:
     """Rows times an output layer, a part of the vocabulary at a time: in float64 a whole one is the largest tensor."""
-    table_VH = load(table)
     blocks = range(0, len(table_VH), VOCABULARY_BLOCK)
     return np.concatenate(
         [rows_TH @ table_VH[start : start + VOCABULARY_BLOCK].astype(np.float64).T for start in blocks], axis=1

@@ -1,4 +1,8 @@
-"""Where the reference takes its weights from: the checkpoints while a build is made, the build itself later."""
+"""Where the reference takes its weights from: the checkpoints while a build is made, the build itself later.
+
+Integers are an exception. A model whose weights were rounded to them is not the checkpoint's any more, so a build is
+compared with its own rounded weights even while it is made, each of which is first compared with the checkpoint's.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.errors import VerificationError
 from peagle_trt.quant import StoredWeights
 from peagle_trt.quant.in_place import load_experts
-from peagle_trt.quant.packing import unpack
+from peagle_trt.quant.unpacking import integer_bits, load_unpacked
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
 from peagle_trt.readers.safetensors_file import load_tensor
 from peagle_trt.spec import DrafterConfig, TargetConfig
+from peagle_trt.verify.tolerances import LARGEST_ROUNDING
 from peagle_trt.verify.weights import Load
 
 _FUSED = {
@@ -56,6 +62,54 @@ def checkpoint_source(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> R
     )
 
 
+def rounded_source(
+    target: TargetCheckpoint, drafter: DrafterCheckpoint, stored_target: StoredWeights, stored_drafter: StoredWeights
+) -> ReferenceSource:
+    """Take the weights from the checkpoints, but those that a build rounds to integers from the build.
+
+    Raises:
+        VerificationError: When a matrix is loaded: it is not what the checkpoint's may be rounded to.
+    """
+    plain = checkpoint_source(target, drafter)
+    rounded = build_source(target.config, drafter.config, stored_target, stored_drafter)
+
+    def load_target(name: str) -> NDArray[np.generic]:
+        if name == "lm_head" and target.config.is_tied:
+            if integer_bits(stored_target, name) is None:
+                raise KeyError(name)
+            return _checked(stored_target, name, plain.load_target("embed_tokens"), rounded.load_target)
+        return _checked(stored_target, name, plain.load_target(name), rounded.load_target)
+
+    def load_drafter(name: str) -> NDArray[np.generic]:
+        holder = stored_target if name == "lm_head" and name not in stored_drafter else stored_drafter
+        if name == "mask_hidden":
+            # What it is fused to is computed before `fc` is rounded.
+            raise KeyError(name)
+        if name == "fused_mask_hidden":
+            return rounded.load_drafter(name)
+        return _checked(holder, name, plain.load_drafter(name), rounded.load_drafter)
+
+    return ReferenceSource(
+        load_target=load_target, load_drafter=load_drafter, draft_to_target=plain.draft_to_target, is_rounded=True
+    )
+
+
+def _checked(stored: StoredWeights, name: str, plain: NDArray[np.generic], load: Load) -> NDArray[np.generic]:
+    """A matrix as a build rounded it, compared with what it was made of; others as they are."""
+    bits = integer_bits(stored, _stored_name(stored, name))
+    if bits is None:
+        return plain
+    found, wanted = (each.astype(np.float32, copy=False) for each in (load(name), plain))
+    error = float(np.linalg.norm(found - wanted) / (np.linalg.norm(wanted) or 1.0))
+    if not error <= LARGEST_ROUNDING[bits]:
+        raise VerificationError(
+            f"`{name}` was rounded to {bits} bits with a relative error of {error:.2g}, "
+            f"and {LARGEST_ROUNDING[bits]} is the most that rounding can make",
+            hint="the build is not published; this is a fault of peagle-trt, please report it",
+        )
+    return found
+
+
 def build_source(
     target: TargetConfig, drafter: DrafterConfig, stored_target: StoredWeights, stored_drafter: StoredWeights
 ) -> ReferenceSource:
@@ -66,7 +120,7 @@ def build_source(
 
     def load_drafter(name: str) -> NDArray[np.generic]:
         if name in ("embed_tokens", "lm_head") and name not in stored_drafter:
-            is_table = name == "embed_tokens" or target.is_tied
+            is_table = name == "embed_tokens" or (target.is_tied and "lm_head" not in stored_target)
             return load_target("embed_tokens" if is_table else "lm_head")
         return _load_stored(stored_drafter, name, drafter)
 
@@ -74,6 +128,13 @@ def build_source(
     return ReferenceSource(
         load_target=load_target, load_drafter=load_drafter, draft_to_target=draft_to_target, is_rounded=True
     )
+
+
+def _stored_name(stored: StoredWeights, name: str) -> str:
+    """What a build stores a tensor under: its own name, or that of the one it was fused into."""
+    prefix, _, part = name.rpartition(".")
+    stem, _, kind = part.rpartition("_")
+    return name if name in stored or not prefix or stem not in _FUSED else f"{prefix}.{_FUSED[stem][0]}_{kind}"
 
 
 def _load_stored(stored: StoredWeights, name: str, config: TargetConfig | DrafterConfig) -> NDArray[np.generic]:
@@ -84,16 +145,11 @@ def _load_stored(stored: StoredWeights, name: str, config: TargetConfig | Drafte
     prefix, _, part = name.rpartition(".")
     stem, _, kind = part.rpartition("_")
     if name in stored or not prefix or stem not in _FUSED or kind == "norm":
-        return _load_matrix(stored, name)
+        return load_unpacked(stored, name)
     fused, index = _FUSED[stem]
-    rows = _load_matrix(stored, f"{prefix}.{fused}_{kind}")
+    rows = load_unpacked(stored, f"{prefix}.{fused}_{kind}")
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
     ends = [queries, queries + keys] if fused == "qkv" else [config.intermediate_size]
     part_rows: NDArray[np.generic] = np.split(rows, ends)[index]
     return part_rows
-
-
-def _load_matrix(stored: StoredWeights, name: str) -> NDArray[np.generic]:
-    unpacked = unpack(stored, name)
-    return load_tensor(stored[name]) if unpacked is None else unpacked

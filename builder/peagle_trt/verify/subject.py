@@ -11,7 +11,7 @@ from peagle_trt.machine import Machine, probe_machine
 from peagle_trt.quant import find_recipe
 from peagle_trt.spec import EngineManifest
 from peagle_trt.verify.sources import ReferenceSource
-from peagle_trt.verify.tolerances import ELEMENT_TOLERANCES, TOLERANCES, Tolerance
+from peagle_trt.verify.tolerances import ELEMENT_TOLERANCES, Tolerance, recipe_tolerance
 
 THE_ENGINE = "the engine"
 THE_GRAPHS = "the build's graphs, run in float32 in ONNX Runtime"
@@ -78,8 +78,8 @@ def _why_it_cannot_run(manifest: EngineManifest, machine: Machine) -> str:
 def _weight_tolerance(manifest: EngineManifest, source: ReferenceSource) -> Tolerance:
     """How far the weights and activations of a recipe move what is computed in float32."""
     recipe = find_recipe(manifest.precision)
-    is_exact = source.is_rounded and recipe.linear_scheme == "none"
-    return TOLERANCES["fp32" if is_exact else recipe.name]
+    is_exact = source.is_rounded and not recipe.rounds_rows
+    return recipe_tolerance("fp32" if is_exact else recipe.name, has_experts=manifest.target.experts is not None)
 
 
 def _element_tolerance(manifest: EngineManifest, otherwise: Tolerance) -> Tolerance:

@@ -33,6 +33,12 @@ _ROUNDED_ACTIVATIONS = Tolerance(
     reason="how far a model with rounded activations strays is its quality, which is recorded, and no fault: 18 on "
     "logits of SmolLM2 in fp8 without calibration; only numbers that are none are refused",
 )
+_INTEGERS = Tolerance(
+    logits=4.0,
+    hidden=5e-2,
+    reason="against the build's own rounded weights, but rows are rounded to 8 bits in every product, which float64 "
+    "does not: measured 1.3 and 1.2e-2 on SmolLM2; another matrix or another block's scale moves logits by 10",
+)
 TOLERANCES = {
     "fp32": _FLOAT32,
     # Widening is exact, and everything after it is float32.
@@ -47,10 +53,24 @@ TOLERANCES = {
         hidden=3e-3,
         reason="weights of 11 bits of mantissa against the checkpoint's 24: measured 0.037 and 3.1e-4 on SmolLM2",
     ),
+    "int8": _INTEGERS,
+    "int4": _INTEGERS,
     "fp8": _ROUNDED_ACTIVATIONS,
     "nvfp4": _ROUNDED_ACTIVATIONS,
 }
 """By name of the recipe in `quant.registry`."""
+_ROUNDED_CHOICES = Tolerance(
+    logits=math.inf,
+    hidden=math.inf,
+    reason="a router that reads rounded rows may choose another expert, and then sound models differ by anything",
+)
+
+
+def recipe_tolerance(precision: str, *, has_experts: bool) -> Tolerance:
+    """The limits for a recipe and a kind of target."""
+    tolerance = TOLERANCES[precision]
+    return _ROUNDED_CHOICES if tolerance is _INTEGERS and has_experts else tolerance
+
 
 ELEMENT_TOLERANCES = {
     "FLOAT16": Tolerance(
@@ -65,3 +85,7 @@ ELEMENT_TOLERANCES = {
     ),
 }
 """By what an engine computes in, where that is less than float32; no GPU has measured them yet."""
+
+LARGEST_ROUNDING = {4: 0.38, 8: 0.03}
+"""Relative error that rounding to blocks of 32 integers can make, by their bits. Where one number of a block is its
+whole range, the other 31 are off by a step at most: sqrt(31) / 15, or sqrt(31) / 255. Another matrix is off by 1.4."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -15,9 +15,9 @@ from onnx.reference import ReferenceEvaluator
 from peagle_trt.graph.batched import Port, quantized
 from peagle_trt.graph.batched.nodes import BATCHED_OPSET
 from peagle_trt.graph.builder import Element, GraphBuilder
+from peagle_trt.quant.layer_recipes import LayerScheme
 from peagle_trt.quant.packing import StoredTensor, pack
-from peagle_trt.quant.registry import LinearScheme
-from peagle_trt.quant.store import _write
+from peagle_trt.quant.store import _write, open_stored
 from tests.support.batched import build_pair, open_batched_pair
 from tests.support.capabilities import needs
 from tests.support.models import save_drafter, save_target
@@ -29,6 +29,7 @@ ROWS, COLUMNS, OUT = 5, 96, 48
 NAME, BIAS = "layers.0.down_proj", "layers.0.down_bias"
 MAX_ERROR = {"fp8": 0.15, "nvfp4": 0.5}
 """Of logits after six layers of random weights, relative: measured 0.114 and 0.343; another matrix's scale gives 1."""
+LinearScheme = Literal["fp8", "nvfp4"]
 SCHEMES: list[LinearScheme] = ["fp8", "nvfp4"]
 
 
@@ -50,10 +51,11 @@ def hard_rows() -> np.ndarray:
     return rows
 
 
-def write_graph(folder: Path, scheme: LinearScheme, element: Element) -> Path:
+def write_graph(folder: Path, scheme: LinearScheme, element: Element, input_scale: float | None = None) -> Path:
     whole = StoredTensor(name=NAME, dtype="F32", shape=(OUT, COLUMNS), produce=matrix)
     plain = StoredTensor(name=BIAS, dtype="F32", shape=(OUT,), produce=bias)
-    stored = _write(folder / "weights.safetensors", [*pack(whole, scheme), plain])
+    packed = pack(whole, LayerScheme(weights=scheme, activations=scheme), input_scale)
+    stored = _write(folder / "weights.safetensors", [*packed, plain])
     builder = GraphBuilder("linear", stored, opset=BATCHED_OPSET, element=element)
     rows = builder.input("rows", element, ["B", "S", COLUMNS])
     assert quantized.is_quantized(builder, NAME)
@@ -138,9 +140,15 @@ def test_a_whole_target_is_close_to_the_unquantized_one(tmp_path: Path, scheme: 
     assert 0.005 < error < MAX_ERROR[scheme]
 
 
-def compiled_bytes(folder: Path, scheme: LinearScheme, element: Element, capability: str = "SM120") -> int:
+def compiled_bytes(
+    folder: Path,
+    scheme: LinearScheme,
+    element: Element,
+    capability: str = "SM120",
+    input_scale: float | None = None,
+) -> int:
     ports = (Port(name="rows", element=element, dims=("B", "S", COLUMNS), is_input=True),)
-    return compile_graph(write_graph(folder, scheme, element), ports, capability=capability).engine_bytes
+    return compile_graph(write_graph(folder, scheme, element, input_scale), ports, capability=capability).engine_bytes
 
 
 @pytest.mark.rtx
@@ -152,6 +160,23 @@ class TestTensorRT:
     @pytest.mark.parametrize("scheme", SCHEMES)
     def test_a_product_compiles_for_sm120(self, tmp_path: Path, scheme: LinearScheme, element: Element) -> None:
         assert compiled_bytes(tmp_path, scheme, element) > 0
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    def test_a_product_with_a_calibrated_scale_compiles(self, tmp_path: Path, scheme: LinearScheme) -> None:
+        assert compiled_bytes(tmp_path, scheme, "BFLOAT16", input_scale=0.02) > 0
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    def test_a_whole_drafter_compiles(self, tmp_path: Path, scheme: LinearScheme) -> None:
+        from peagle_trt.graph.batched import batched_ports
+
+        save_target(tmp_path / "target")
+        save_drafter(tmp_path / "head", draft_vocab_size=120)
+        options: dict[str, Any] = {"precision": scheme, "element": "BFLOAT16"}
+        pair = build_pair(tmp_path / "target", tmp_path / "head", tmp_path / "build", **options)
+        stored = open_stored(pair.engine_path / "drafter.safetensors")
+        assert stored["layers.0.qkv_proj"].dtype == {"fp8": "F8_E4M3", "nvfp4": "U8"}[scheme]
+        ports = batched_ports(pair.drafter.config, pair.shapes, element="BFLOAT16")
+        assert compile_graph(pair.engine_path / "drafter.onnx", ports).engine_bytes > 0
 
     def test_fp8_compiles_for_sm89(self, tmp_path: Path) -> None:
         assert compiled_bytes(tmp_path, "fp8", "BFLOAT16", "SM89") > 0

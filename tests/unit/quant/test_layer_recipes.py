@@ -7,13 +7,28 @@ from pathlib import Path
 import pytest
 
 from peagle_trt.errors import UsageError
-from peagle_trt.quant.layer_recipes import LAYER_RECIPES, algorithm_of, load_layer_recipe
+from peagle_trt.quant.layer_recipes import (
+    BUILD_RECIPES,
+    CALIBRATIONS,
+    LAYER_RECIPES,
+    algorithm_of,
+    load_layer_recipe,
+    load_shipped,
+)
 
 SHIPPED = Path(__file__).parents[3] / "builder" / "peagle_trt" / "quant" / "recipes"
 
 
 def test_every_shipped_file_is_known_by_name() -> None:
-    assert {path.stem for path in SHIPPED.glob("*.toml")} == set(LAYER_RECIPES)
+    known = {*LAYER_RECIPES, *BUILD_RECIPES, *CALIBRATIONS}
+    assert {path.stem for path in SHIPPED.glob("*.toml")} == known
+
+
+def test_a_recipe_serves_what_it_has_a_section_for() -> None:
+    names = tuple(path.stem for path in SHIPPED.glob("*.toml"))
+    recipes = [load_shipped(name, names) for name in names]
+    assert {recipe.name for recipe in recipes if recipe.build is not None} == set(BUILD_RECIPES)
+    assert {recipe.name for recipe in recipes if recipe.calibration is not None} == set(CALIBRATIONS)
 
 
 @pytest.mark.parametrize("name", LAYER_RECIPES)
@@ -29,6 +44,7 @@ def test_recipes_name_their_algorithm_as_modelopt_does() -> None:
         "fp8": "FP8",
         "fp8-kv": "FP8",
         "nvfp4": "NVFP4",
+        "nvfp4-kv": "NVFP4",
         "nvfp4-experts": "NVFP4",
         "nvfp4-mlp": "NVFP4",
         "w4a16-nvfp4": "W4A16_NVFP4",
@@ -51,8 +67,9 @@ def test_a_file_of_ones_own_is_taken(tmp_path: Path) -> None:
 REFUSED = {
     "unknown_key": ('[target]\nattention = { weights = "fp8" }', "Object contains unknown field `attention`"),
     "unknown_inner_key": ('[target]\no = { weight = "fp8" }', "Object contains unknown field `weight`"),
-    "unknown_form": ('[target]\no = { weights = "int8" }', "Invalid enum value 'int8'"),
+    "unknown_form": ('[target]\no = { weights = "int3" }', "Invalid enum value 'int3'"),
     "drafter_key": ('[drafter]\nexperts = { weights = "fp8" }', "Object contains unknown field `experts`"),
+    "integers": ('[target]\no = { weights = "int8" }', "recipe `bad` makes `o` int8, which only builds for a CPU read"),
     "no_toml": ("[target", "is no recipe"),
     "pair": ('[target]\no = { weights = "fp8" }', "pairs weights in `fp8` with activations in `none`"),
     "embedding": (
@@ -76,7 +93,13 @@ def test_what_a_recipe_cannot_say_is_refused(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("nvfp8", "unknown recipe `nvfp8`"), ("no.toml", "`no.toml` is no file")]
+    ("name", "message"),
+    [
+        ("nvfp8", "unknown recipe `nvfp8`"),
+        ("int4", "`int4` is one, but not for this"),
+        ("nvfp4-awq", "`nvfp4-awq` is one, but not for this"),
+        ("no.toml", "`no.toml` is no file"),
+    ],
 )
 def test_an_unknown_recipe_is_refused(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from peagle_trt import pipeline
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant import (
-    RECIPES,
+    BUILD_RECIPES,
     choose_recipe,
     open_stored,
     plan_storage,
@@ -69,13 +69,15 @@ def test_halves_are_the_nearest_of_float32(pair: Path, precision: str, dtype: to
     assert half[1]["fused_mask_hidden"].dtype == torch.float32
 
 
-def test_fp8_takes_the_target_s_projections_and_nothing_else(pair: Path) -> None:
+def test_fp8_takes_the_projections_of_both_and_nothing_else(pair: Path) -> None:
     target, drafter = store(pair, "fp8")
     codes = {name for name, tensor in target.items() if tensor.dtype == torch.float8_e4m3fn}
     assert codes == {f"layers.{layer}.{name}" for layer in range(LAYERS) for name in PROJECTIONS}
-    assert {target[f"{name}.input_scale"].item() for name in codes} == {1.0}
+    assert {target[f"{name}.row_input_scale"].item() for name in codes} == {1.0}
     assert target["layers.2.input_norm"].dtype == target["embed_tokens"].dtype == torch.bfloat16
-    assert not [name for name, tensor in drafter.items() if tensor.dtype == torch.float8_e4m3fn]
+    own = {name for name, tensor in drafter.items() if tensor.dtype == torch.float8_e4m3fn}
+    assert own == {f"layers.{layer}.{name}" for layer in range(2) for name in PROJECTIONS}
+    assert drafter["fc"].dtype == drafter["lm_head"].dtype == torch.bfloat16
 
 
 def test_fp8_is_what_torch_makes_of_the_fused_matrix(pair: Path) -> None:
@@ -94,7 +96,7 @@ def test_nvfp4_gives_gate_and_up_one_global_scale(pair: Path) -> None:
     assert torch.equal(target[f"{name}.global_scale"], overall)
     assert torch.equal(target[f"{name}.block_scales"].view(torch.uint8), scales.view(torch.uint8))
     assert target[name].shape == (worth.shape[0], worth.shape[1] // 2)
-    assert target[f"{name}.input_scale"] == 1.0
+    assert target[f"{name}.row_input_scale"] == 1.0
 
 
 def test_nvfp4_takes_experts_as_weights_alone(tmp_path: Path) -> None:
@@ -135,7 +137,7 @@ def test_experts_in_mxfp4_stay_in_the_checkpoint_s_file(tmp_path: Path, precisio
     assert open_stored(tmp_path / "out.safetensors") == stored
 
 
-@pytest.mark.parametrize("precision", RECIPES)
+@pytest.mark.parametrize("precision", BUILD_RECIPES)
 def test_a_plan_counts_the_bytes_that_are_written(pair: Path, precision: str) -> None:
     storage = plan_storage(precision, read_target(pair / "target"), read_drafter(pair / "head"))
     (pair / precision).mkdir()
@@ -152,7 +154,7 @@ def test_a_plan_counts_the_bytes_that_are_written(pair: Path, precision: str) ->
 def test_onnx_runtime_refuses_what_it_has_no_kernels_for(precision: str) -> None:
     with pytest.raises(UsageError, match=f"precision `{precision}` does not run in backend `onnxruntime`") as caught:
         require_recipe(precision, "onnxruntime")
-    assert caught.value.hint == "`onnxruntime` takes fp32, native, bf16, fp16"
+    assert caught.value.hint == "`onnxruntime` takes fp32, native, bf16, fp16, int8, int4"
 
 
 def test_a_build_refuses_a_recipe_of_another_backend_before_it_reads(tmp_path: Path) -> None:

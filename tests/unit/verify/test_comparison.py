@@ -12,7 +12,8 @@ import pytest
 
 from peagle_trt.engine.protocol import DraftCandidates, DraftOutput, DraftRows, Engine, TargetOutput, TargetRows
 from peagle_trt.errors import VerificationError
-from peagle_trt.quant import open_stored
+from peagle_trt.quant import open_stored, store_drafter, store_target
+from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest, TokenizerFiles
 from peagle_trt.verify import ReferenceSource, build_source, checkpoint_source, compare_engine, compare_subject
 from peagle_trt.verify.subject import Subject
@@ -139,6 +140,25 @@ def test_a_build_can_stand_in_for_its_checkpoints(folder: Path, pair: BuiltPair,
     weights = [open_stored(folder / "build" / "engine" / f"{model}.safetensors") for model in ("target", "drafter")]
     source = build_source(manifest.target, manifest.drafter, weights[0], weights[1])
     assert compare_engine(pair.engine, manifest, source).max_logit_error < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["fp8", "nvfp4", "int8", "int4"])
+def test_a_build_of_codes_is_read_as_the_numbers_they_are_worth(folder: Path, tmp_path: Path, precision: str) -> None:
+    target, drafter = read_target(folder / "target"), read_drafter(folder / "head")
+    paths = tmp_path / "target.safetensors", tmp_path / "drafter.safetensors"
+    stored = (
+        store_target(precision, target, paths[0]),
+        store_drafter(precision, drafter, target, paths[1]),
+    )
+    source = build_source(target.config, drafter.config, *stored)
+    limit = {"fp8": 0.04, "nvfp4": 0.12, "int8": 0.01, "int4": 0.1}[precision]
+    names = [f"layers.1.{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")]
+    for load, weights in ((source.load_target, target.weights), (source.load_drafter, drafter.weights)):
+        for name in names:
+            plain = weights.load(name)
+            error = np.linalg.norm(load(name) - plain) / np.linalg.norm(plain)
+            # Nothing would be 0, and another matrix 1.4.
+            assert 1e-4 < error < limit
 
 
 class Candidates(FaultyEngine):

@@ -17,7 +17,7 @@ from peagle_trt.graph.batched.nodes import BATCHED_OPSET
 from peagle_trt.graph.builder import GraphBuilder
 from peagle_trt.quant.fp8 import LARGEST_E4M3
 from peagle_trt.quant.nvfp4 import LARGEST_E2M1
-from peagle_trt.quant.packing import BLOCK_SCALES, GLOBAL_SCALE, INPUT_SCALE, SCALE
+from peagle_trt.quant.packing import BLOCK_SCALES, GLOBAL_SCALE, INPUT_SCALE, ROW_INPUT_SCALE, SCALE
 from peagle_trt.readers.float_codes import decode_e2m1
 from peagle_trt.readers.packed import NVFP4_BLOCK
 
@@ -37,7 +37,8 @@ def is_quantized(builder: GraphBuilder, name: str) -> bool:
 def linear(builder: GraphBuilder, rows: str, name: str, bias: str = "") -> str:
     """`rows @ weight.T + bias`, weight and rows both quantized; the bias only where it is stored.
 
-    Every row is brought to the format's range by a scale that is measured as it comes; nothing is cut off.
+    Rows are divided by their calibrated scale, and what lies beyond the format's range is cut off. Without one every
+    row is brought to that range by a scale that is measured as it comes, and nothing is cut off.
 
     Args:
         builder: Graph under construction.
@@ -48,7 +49,10 @@ def linear(builder: GraphBuilder, rows: str, name: str, bias: str = "") -> str:
     Returns:
         [..., rows of the matrix], in the same type.
     """
-    row_scale, scaled = _scale_rows(builder, rows, LARGEST_FP8 if _is_fp8(builder, name) else LARGEST_NVFP4)
+    is_calibrated = builder.has_weight(f"{name}{INPUT_SCALE}")
+    row_scale, scaled = "", _as_float(builder, rows)
+    if not is_calibrated:
+        row_scale, scaled = _scale_rows(builder, rows, LARGEST_FP8 if _is_fp8(builder, name) else LARGEST_NVFP4)
     if _is_fp8(builder, name):
         coarse, matrix = _fp8_rows(builder, scaled, name), _fp8_matrix(builder, name)
     elif builder.element == "FLOAT":
@@ -56,7 +60,8 @@ def linear(builder: GraphBuilder, rows: str, name: str, bias: str = "") -> str:
     else:
         coarse, matrix = _nvfp4_rows(builder, scaled, name), _nvfp4_matrix(builder, name)
     product = builder.op("MatMul", coarse, builder.op("Transpose", matrix, perm=[1, 0]))
-    product = _in_element(builder, builder.op("Mul", _as_float(builder, product), row_scale))
+    if row_scale:
+        product = _in_element(builder, builder.op("Mul", _as_float(builder, product), row_scale))
     return builder.op("Add", product, builder.weight(bias)) if bias and builder.has_weight(bias) else product
 
 
@@ -73,12 +78,18 @@ def _scale_rows(builder: GraphBuilder, rows: str, largest: float) -> tuple[str, 
     return sound, builder.op("Div", values, sound)
 
 
+def _input_scale(builder: GraphBuilder, name: str) -> str:
+    """What rows are still to be divided by."""
+    is_calibrated = builder.has_weight(f"{name}{INPUT_SCALE}")
+    return builder.raw_weight(f"{name}{INPUT_SCALE if is_calibrated else ROW_INPUT_SCALE}")
+
+
 def _is_fp8(builder: GraphBuilder, name: str) -> bool:
     return builder.has_weight(f"{name}{SCALE}")
 
 
 def _fp8_rows(builder: GraphBuilder, rows: str, name: str) -> str:
-    scale = builder.raw_weight(f"{name}{INPUT_SCALE}")
+    scale = _input_scale(builder, name)
     codes = builder.op("QuantizeLinear", rows, scale, output_dtype=_number_of("FLOAT8E4M3FN"))
     return builder.op("DequantizeLinear", codes, scale, output_dtype=_number_of(builder.element))
 
@@ -91,7 +102,7 @@ def _fp8_matrix(builder: GraphBuilder, name: str) -> str:
 def _nvfp4_rows(builder: GraphBuilder, rows: str, name: str) -> str:
     """Rows by TensorRT's own dynamic quantization, then back; the two become operands of one FP4 product."""
     builder.function(_dynamic_quantize_function())
-    scale = builder.raw_weight(f"{name}{INPUT_SCALE}")
+    scale = _input_scale(builder, name)
     codes, scales = builder.ops(
         DYNAMIC_QUANTIZE,
         rows,
@@ -144,7 +155,7 @@ def _spelled_nvfp4_matrix(builder: GraphBuilder, name: str) -> str:
 
 def _spelled_nvfp4_rows(builder: GraphBuilder, rows: str, name: str) -> str:
     """The nearest numbers that blocks of NVFP4 can hold, ties to even."""
-    scale = builder.raw_weight(f"{name}{INPUT_SCALE}")
+    scale = _input_scale(builder, name)
     columns = 2 * builder.stored(name).shape[1]
     blocks = builder.op("Reshape", rows, integers(builder, -1, columns // NVFP4_BLOCK, NVFP4_BLOCK))
     largest = builder.op("ReduceMax", builder.op("Abs", blocks), integers(builder, 2), keepdims=1)

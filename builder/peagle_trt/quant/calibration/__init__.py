@@ -1,9 +1,10 @@
 """Calibration: scales of activations and caches, from what flows through a model over real text."""
 
 from peagle_trt.quant.calibration.drafter import DrafterMaxima, DrafterText, DraftOnce, calibrate_drafter
-from peagle_trt.quant.calibration.recipes import CALIBRATIONS, CalibrationRecipe, find_calibration
-from peagle_trt.quant.calibration.scales import Scales, read_scales, write_scales
+from peagle_trt.quant.calibration.recipes import CalibrationRecipe, find_calibration
 from peagle_trt.quant.calibration.target import CalibrationRun, calibrate_target
+from peagle_trt.quant.layer_recipes import CALIBRATIONS
+from peagle_trt.quant.scales_file import Scales, read_scales, write_scales
 
 __all__ = [
     "CALIBRATIONS",

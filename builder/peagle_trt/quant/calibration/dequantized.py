@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.files import replacing
 from peagle_trt.quant.calibration.names import fused_groups
-from peagle_trt.quant.calibration.scales import PRE_QUANT_SCALE
 from peagle_trt.quant.fp8 import quantize_fp8
 from peagle_trt.quant.nvfp4 import dequantize_nvfp4, global_scale, quantize_nvfp4
+from peagle_trt.quant.scales_file import PRE_QUANT_SCALE
 from peagle_trt.readers.float_codes import decode_e4m3
 from peagle_trt.readers.tensors import LazyTensor, Weights
 

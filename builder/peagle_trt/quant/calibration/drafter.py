@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.calibration.names import fused_groups
 from peagle_trt.quant.calibration.recipes import LARGEST, find_calibration
-from peagle_trt.quant.calibration.scales import INPUT_SCALE, Scales
+from peagle_trt.quant.scales_file import INPUT_SCALE, Scales
 from peagle_trt.readers.llama_names import llama_name
 from peagle_trt.spec import DrafterConfig
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.calibration.recipes import CACHE_LARGEST, LARGEST
-from peagle_trt.quant.calibration.scales import CACHE_SCALES, INPUT_SCALE, PRE_QUANT_SCALE
 from peagle_trt.quant.calibration.simulation import simulate_fp8, simulate_nvfp4
+from peagle_trt.quant.scales_file import CACHE_SCALES, INPUT_SCALE, PRE_QUANT_SCALE
 
 if TYPE_CHECKING:
     import numpy as np

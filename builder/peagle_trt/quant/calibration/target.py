@@ -31,8 +31,8 @@ from peagle_trt.quant.calibration.names import (
     quantizers,
 )
 from peagle_trt.quant.calibration.recipes import CACHE_LARGEST, LARGEST, CalibrationRecipe, find_calibration
-from peagle_trt.quant.calibration.scales import INPUT_SCALE, PRE_QUANT_SCALE, Scales
 from peagle_trt.quant.calibration.simulation import BACKEND, register_backend
+from peagle_trt.quant.scales_file import INPUT_SCALE, PRE_QUANT_SCALE, Scales
 
 logger = logging.getLogger(__name__)
 

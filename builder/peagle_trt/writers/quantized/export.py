@@ -23,15 +23,15 @@ from peagle_trt.files import (
     sha256_of,
     write_text,
 )
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
 from peagle_trt.quant.layer_recipes import LayerRecipe
-from peagle_trt.quant.scales_file import ActivationScales
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, checkpoint_files
 from peagle_trt.readers.quantized import HF_QUANT_CONFIG
 from peagle_trt.writers.folder import CONFIG_NAME, require_free_name
 from peagle_trt.writers.loaders import LOADERS, judge_folder
 from peagle_trt.writers.quantized.head_plan import HeadDialect, plan_head
 from peagle_trt.writers.quantized.jobs import Job
-from peagle_trt.writers.quantized.plan import NO_SCALES, CheckpointPlan, plan_target
+from peagle_trt.writers.quantized.plan import CheckpointPlan, plan_target
 from peagle_trt.writers.quantized.shards import (
     JOURNAL,
     MAX_SHARD_BYTES,

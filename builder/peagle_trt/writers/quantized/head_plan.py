@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
+from peagle_trt.quant.layer_kinds import FIXED, kind_of
 from peagle_trt.quant.layer_recipes import DrafterLayers, LayerRecipe, schemes
-from peagle_trt.quant.scales_file import ActivationScales
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.readers.dialects import TRTLLM, TRTLLM_ONE_LAYER, VLLM, Dialect
 from peagle_trt.writers import trtllm, vllm
 from peagle_trt.writers.quantized.jobs import Job, Largest, Output, Piece
-from peagle_trt.writers.quantized.layers import FIXED, kind_of
-from peagle_trt.writers.quantized.plan import NO_SCALES, CheckpointPlan, finish, scale_notes, with_dtype
+from peagle_trt.writers.quantized.plan import CheckpointPlan, finish, scale_notes, with_dtype
 from peagle_trt.writers.quantized.planner import Planner
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor, refuse_quantized_head
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
+from peagle_trt.quant.layer_kinds import kind_of
 from peagle_trt.quant.layer_recipes import (
     Algorithm,
     CacheForm,
@@ -16,7 +18,6 @@ from peagle_trt.quant.layer_recipes import (
     refuse_no_match,
     schemes,
 )
-from peagle_trt.quant.scales_file import ActivationScales, refuse_other_format, refuse_unknown
 from peagle_trt.readers import TargetCheckpoint
 from peagle_trt.readers.json_file import read_object
 from peagle_trt.readers.shards import read_folder_tensors
@@ -25,11 +26,9 @@ from peagle_trt.spec import TensorSpec
 from peagle_trt.writers.fused import fused_name
 from peagle_trt.writers.quantized.documents import config_twin, quant_file
 from peagle_trt.writers.quantized.jobs import Job
-from peagle_trt.writers.quantized.layers import LayerPlan, kind_of
+from peagle_trt.writers.quantized.layers import LayerPlan
 from peagle_trt.writers.quantized.planner import Planner, Source
 from peagle_trt.writers.spelled import already_quantized
-
-NO_SCALES = ActivationScales()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

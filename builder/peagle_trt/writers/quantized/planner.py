@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.quant.activation_scales import ActivationScales
 from peagle_trt.quant.layer_recipes import AS_STORED, Algorithm, DrafterLayers, LayerScheme, TargetLayers, schemes
-from peagle_trt.quant.scales_file import ActivationScales
 from peagle_trt.quant.stored_floats import FLOAT_TYPES
 from peagle_trt.readers.packed import NVFP4_BLOCK
 from peagle_trt.readers.tensors import PackedTensor
