@@ -20,7 +20,8 @@ from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
 METHODS = ("p-eagle", "none")
 # A served build is asked by one thread a request.
 CONCURRENCY = NumberList(min=1, max=1024)
-DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS)
+AUTO = 0
+DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS, words={"auto": AUTO})
 
 
 @click.command("bench")
@@ -30,7 +31,14 @@ DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS)
 @click.option("--num-prompts", type=click.IntRange(min=1), default=20, show_default=True, help="Prompts to take.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest answer.")
 @click.option("--concurrency", type=CONCURRENCY, default="1", show_default=True, help="Requests in flight, a list.")
-@click.option("-k", "--draft-tokens", type=DRAFT_TOKENS, default="5", show_default=True, help="K, a list.")
+@click.option(
+    "-k",
+    "--draft-tokens",
+    type=DRAFT_TOKENS,
+    default="5",
+    show_default=True,
+    help="K, a list; auto for the loop's choice.",
+)
 @click.option("--method", type=click.Choice(METHODS), default="p-eagle", show_default=True, help="How to decode.")
 @click.option(
     "--baseline", type=click.Choice(["none"]), default="none", show_default=True, help="What a speed-up is over."
@@ -62,7 +70,7 @@ def command(
     """
     chosen = read_prompts(prompts, num_prompts)
     client = _client(build_path, url, is_chat=is_chat, ends=not ignore_eos, num_threads=num_threads)
-    methods = _methods(method, concurrency, draft_tokens)
+    methods = _methods(method, concurrency, draft_tokens, client.max_adaptive_drafts)
     results = measure(client, chosen.prompts, methods, max_tokens=max_tokens, report=output.progress)
     settings = {
         "build": build_path,
@@ -95,19 +103,33 @@ def _client(
     )
 
 
-def _methods(name: str, concurrency: tuple[int, ...], draft_tokens: tuple[int, ...]) -> list[Method]:
+def _methods(
+    name: str, concurrency: tuple[int, ...], draft_tokens: tuple[int, ...], max_adaptive_drafts: int
+) -> list[Method]:
     methods = []
     for count in concurrency:
         methods.append(Method(name="none", draft_tokens=0, concurrency=count))
         if name != "none":
-            methods += [Method(name=name, draft_tokens=slots, concurrency=count) for slots in draft_tokens]
+            methods += [
+                Method(
+                    name=name,
+                    draft_tokens=max_adaptive_drafts if slots == AUTO else slots,
+                    concurrency=count,
+                    is_adaptive=slots == AUTO,
+                )
+                for slots in draft_tokens
+            ]
     return methods
 
 
 def _document(result: Result) -> dict[str, object]:
     document = asdict(result)
     method = document.pop("method")
-    return {"method": method["name"], **{key: method[key] for key in ("draft_tokens", "concurrency")}, **document}
+    return {
+        "method": method["name"],
+        **{key: method[key] for key in ("draft_tokens", "concurrency", "is_adaptive")},
+        **document,
+    }
 
 
 def _table(results: list[Result]) -> str:
@@ -123,7 +145,7 @@ def _row(result: Result) -> tuple[str, ...]:
     equal = result.is_equal_to_baseline
     return (
         result.method.name,
-        str(result.method.draft_tokens or "-"),
+        f"0..{result.method.draft_tokens}" if result.method.is_adaptive else str(result.method.draft_tokens or "-"),
         str(result.method.concurrency),
         f"{result.tokens_per_second:.1f}",
         _speedup(result),

@@ -45,7 +45,8 @@ class GenerationRequest:
         sampling: How tokens are chosen.
         end_ids: Tokens that end the answer and are not part of it; empty generates to `max_tokens`.
         stop_strings: Texts that end the answer and are cut from it.
-        draft_tokens: K for this request; 0 decodes without speculation; None takes the build's K.
+        draft_tokens: K for this request; 0 decodes without speculation; None takes the build's K; "auto" takes, step by
+            step, what is fastest here and now, from 0 to the build's K.
         samples_drafts: Draw drafts from the drafter's distribution (probabilistic) instead of taking its argmax.
     """
 
@@ -55,7 +56,7 @@ class GenerationRequest:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     end_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
-    draft_tokens: int | None = None
+    draft_tokens: int | Literal["auto"] | None = None
     samples_drafts: bool = False
 
 
