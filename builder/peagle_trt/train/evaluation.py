@@ -12,7 +12,7 @@ import numpy as np
 
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationRequest, RequestMetrics
-from peagle_trt.engine.protocol import DraftOutput, DraftRows, TargetOutput, TargetRows
+from peagle_trt.engine.protocol import DraftOutput, DraftRows, TargetOutput, TargetRows, host_rows
 from peagle_trt.errors import PeagleError
 from peagle_trt.spec import GraphShapes
 from peagle_trt.train.held_context import append
@@ -121,7 +121,7 @@ class TorchEngine:
         token_ids = torch.full((num_real + num_masks,), self._head.config.mask_token_id)
         token_ids[:num_real] = torch.from_numpy(item.next_token_ids[:num_real].astype(np.int64))
         hidden = torch.zeros(num_real + num_masks, item.hidden.shape[1])
-        hidden[:num_real] = torch.from_numpy(item.hidden[:num_real].copy())
+        hidden[:num_real] = torch.from_numpy(host_rows(item.hidden)[:num_real].copy())
         places = torch.arange(num_real + num_masks)
         layout = SequenceRows(
             num_prefix=item.start_position,
