@@ -29,6 +29,9 @@ PROTOCOL_PARAMETERS = frozenset(
 )
 """Source: KServe v2 and Triton's extensions of it (schedule policy, sequence, binary data, generate)."""
 
+AUTO_DRAFT_TOKENS = -1
+"""What a client sends as `draft_tokens` to have K chosen at every step: as many drafts as pay for themselves."""
+
 
 class InvalidRequestError(ValueError):
     """A client's fault; the message names the tensor."""
@@ -54,7 +57,8 @@ class RequestFields:
         end_id: Replaces the model's own end tokens; -1 for none at all; None keeps the model's.
         stop_words: Texts that end the answer.
         excludes_prompt: The answer alone, without the prompt before it; None takes the repository's default.
-        draft_tokens: K; 0 decodes without speculation; None takes the build's K.
+        draft_tokens: K; 0 decodes without speculation; `AUTO_DRAFT_TOKENS` has it chosen at every step; None takes the
+            repository's default.
         applies_chat_template: `prompt_text` is a user's turn, to be put in the model's chat template.
         returns_text_bytes: Every response says how long its text is.
     """
@@ -112,7 +116,7 @@ def read_fields(arrays: Arrays) -> RequestFields:
         end_id=_integer(arrays, "end_id", -1),
         stop_words=tuple(word for word in _texts(arrays, "stop_words") if word),
         excludes_prompt=_flag(arrays, "exclude_input_in_output"),
-        draft_tokens=_integer(arrays, "draft_tokens", 0),
+        draft_tokens=_integer(arrays, "draft_tokens", AUTO_DRAFT_TOKENS),
         applies_chat_template=_flag(arrays, "apply_chat_template") or False,
         returns_text_bytes=_flag(arrays, "return_text_bytes") or False,
     )

@@ -100,6 +100,7 @@ HARMLESS_VALUES: dict[str, tuple[bytes | float, ...]] = {
 """Values that ask for nothing; clients in the wild send them as fillers."""
 
 OWN_INPUTS = (
+    # K; 0 decodes without speculation, -1 lets the decode loop choose at every step.
     TensorField("draft_tokens", "INT32"),
     TensorField("apply_chat_template", "BOOL"),
 )

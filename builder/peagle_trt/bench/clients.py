@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from peagle_trt.decode.loop import DecodeLoop
+from peagle_trt.decode.request import DraftTokens
 from peagle_trt.decode.session import LoadedBuild
 from peagle_trt.decode.speculation import SpeculationController
 from peagle_trt.errors import PeagleError, UsageError
@@ -101,7 +102,7 @@ class InProcessClient:
         ask = self._loaded.chat_request if self._is_chat else self._loaded.request
         request = ask(prompt, max_tokens=max_tokens, request_id=str(index))
         end_ids = request.end_ids if self._ends else ()
-        draft_tokens: int | Literal["auto"] = "auto" if method.is_adaptive else method.draft_tokens
+        draft_tokens: DraftTokens = "auto" if method.is_adaptive else method.draft_tokens
         loop.submit(replace(request, draft_tokens=draft_tokens, end_ids=end_ids))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+DraftTokens = int | Literal["auto"] | None
+"""K of a request: see `GenerationRequest.draft_tokens`."""
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
@@ -56,7 +58,7 @@ class GenerationRequest:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     end_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
-    draft_tokens: int | Literal["auto"] | None = None
+    draft_tokens: DraftTokens = None
     samples_drafts: bool = False
 
 

@@ -213,6 +213,24 @@ def test_a_named_end_token_replaces_the_models_own(host: EngineHost, driver: Dri
     assert driver.last.end_ids == (7,)
 
 
+@pytest.mark.parametrize(("sent", "asked"), [(-1, "auto"), (0, 0), (4, 4)])
+def test_k_is_off_fixed_or_chosen_at_every_step(host: EngineHost, driver: Driver, sent: int, asked: object) -> None:
+    ask(host, draft_tokens=shaped([sent], "INT32"))
+    assert driver.last.draft_tokens == asked
+
+
+@pytest.mark.parametrize(("default", "asked"), [("build", None), ("auto", "auto")])
+def test_a_request_that_does_not_name_k_gets_the_repositorys_default(
+    driver: Driver, manifest: EngineManifest, default: str, asked: object
+) -> None:
+    settings = HostSettings(default_draft_tokens=default)
+    tokenizer = TextTokenizer(byte_tokenizer(), TEMPLATE)
+    host = EngineHost(driver, manifest, tokenizer, settings=settings, counters=ServingCounters(lambda: 0, {}))
+    ask(host)
+    host.close()
+    assert driver.last.draft_tokens == asked
+
+
 def test_a_turn_goes_into_the_template(host: EngineHost, driver: Driver) -> None:
     ask(host, apply_chat_template=shaped([True], "BOOL"))
     assert byte_tokenizer().decode(list(driver.last.prompt_ids)) == "<user>hi<assistant>"

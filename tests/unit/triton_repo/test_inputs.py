@@ -72,7 +72,7 @@ def test_an_old_and_a_new_name_that_differ_are_refused() -> None:
         ("frequency_penalty", float("inf")),
         ("min_tokens", -1),
         ("end_id", -2),
-        ("draft_tokens", -1),
+        ("draft_tokens", -2),
         ("stream", [True, False]),
         ("text_input", [b"\xff"]),
     ],

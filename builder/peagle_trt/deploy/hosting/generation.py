@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from peagle_trt.decode.request import GenerationRequest, SamplingSettings
+from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import RequestFields
+from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, RequestFields
 from peagle_trt_repo.texts import encode_prompt
 
 NO_END_ID = -1
@@ -13,9 +13,21 @@ NO_END_ID = -1
 
 
 def make_generation_request(
-    request_id: str, fields: RequestFields, *, tokenizer: TextTokenizer, manifest: EngineManifest
+    request_id: str,
+    fields: RequestFields,
+    *,
+    tokenizer: TextTokenizer,
+    manifest: EngineManifest,
+    default_draft_tokens: DraftTokens,
 ) -> GenerationRequest:
     """Translates a checked request.
+
+    Args:
+        request_id: Its id in the decode loop.
+        fields: What the client sent.
+        tokenizer: The build's.
+        manifest: The build's.
+        default_draft_tokens: K where the client does not say.
 
     Raises:
         InvalidRequestError: Nothing is left to continue.
@@ -30,8 +42,14 @@ def make_generation_request(
         sampling=_sampling(fields),
         end_ids=_end_ids(fields, manifest),
         stop_strings=fields.stop_words,
-        draft_tokens=fields.draft_tokens,
+        draft_tokens=_draft_tokens(fields, default_draft_tokens),
     )
+
+
+def _draft_tokens(fields: RequestFields, default: DraftTokens) -> DraftTokens:
+    if fields.draft_tokens is None:
+        return default
+    return "auto" if fields.draft_tokens == AUTO_DRAFT_TOKENS else fields.draft_tokens
 
 
 def _sampling(fields: RequestFields) -> SamplingSettings:
