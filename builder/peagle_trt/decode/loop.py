@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from peagle_trt.decode.acceptance import Drafts, propose, propose_candidates
 from peagle_trt.decode.prompt_shares import share_prompt_rows
-from peagle_trt.decode.request import GenerationChunk, GenerationRequest
-from peagle_trt.decode.sampling import check_sampling
+from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest
+from peagle_trt.decode.request_check import check_request
 from peagle_trt.decode.sequence import Sequence
 from peagle_trt.decode.speculation import MIN_PROMPT_ROWS, DraftWish, SpeculationController
 from peagle_trt.decode.text import TextTokenizer
+from peagle_trt.decode.waiting_line import Waiting, WaitingLine
 from peagle_trt.engine.protocol import DraftOutput, DraftRows, Engine, TargetOutput, TargetRows
 from peagle_trt.errors import RequestError
 
@@ -46,6 +47,7 @@ class DecodeLoop:
     Args:
         engine: Target and drafter.
         tokenizer: For text and stop strings; None works on token ids alone.
+        max_waiting: Requests that may wait for a slot; None for any number.
         controller: Chooses K where a request leaves that open; several loops of one engine may share what it learns.
         clock: Seconds, for what passes cost.
     """
@@ -55,6 +57,7 @@ class DecodeLoop:
         engine: Engine,
         tokenizer: TextTokenizer | None,
         *,
+        max_waiting: int | None = None,
         controller: SpeculationController | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -63,7 +66,7 @@ class DecodeLoop:
         self.statistics = LoopStatistics()
         self._engine = engine
         self._tokenizer = tokenizer
-        self._waiting: deque[tuple[GenerationRequest, float]] = deque()
+        self._waiting = WaitingLine(max_waiting)
         self._active: list[Sequence] = []
         self._free_slots = list(range(engine.shapes.max_batch_size - 1, -1, -1))
         self._in_flight: set[str] = set()
@@ -72,7 +75,7 @@ class DecodeLoop:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._waiting or self._active)
+        return len(self._waiting) > 0 or bool(self._active)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request.
@@ -80,9 +83,18 @@ class DecodeLoop:
         Raises:
             RequestError: It asks for what cannot be honoured: an empty or too long prompt, ids outside the vocabulary,
                 settings outside their range, a request id in flight, stop strings without a tokenizer.
+            OverloadError: Too many requests are waiting.
         """
-        self._check(request)
-        self._waiting.append((request, time.monotonic()))
+        check_request(
+            request,
+            self._engine.shapes,
+            vocab_size=self._engine.target.vocab_size,
+            has_tokenizer=self._tokenizer is not None,
+        )
+        if request.request_id in self._in_flight:
+            raise RequestError(f"request id `{request.request_id}` is already in flight")
+        limit = math.inf if request.deadline_seconds is None else request.deadline_seconds
+        self._waiting.put(Waiting(request=request, submitted_at=time.monotonic(), due_at=self._clock() + limit))
         self._in_flight.add(request.request_id)
         self.statistics.num_requests += 1
 
@@ -97,7 +109,10 @@ class DecodeLoop:
         Returns:
             What became ready to send; the last chunk of a request has a `finish_reason`.
         """
-        chunks = self._drop_cancelled()
+        chunks = self._drop("cancelled", lambda request, due_at: request.request_id in self._cancelled)
+        self._cancelled.clear()
+        now = self._clock()
+        chunks += self._drop("deadline", lambda request, due_at: due_at <= now)
         self._admit()
         if self._active:
             chunks += self._advance_and_collect()
@@ -126,6 +141,7 @@ class DecodeLoop:
         """Every answer's verify rows, and chunks of prompts, as long as the answers can wait for."""
         running = [sequence.verify_rows() for sequence in self._active if not sequence.is_prefilling]
         prompts = [sequence for sequence in self._active if sequence.is_prefilling]
+        prompts.sort(key=lambda sequence: -sequence.request.priority)
         budget = self._prompt_budget(running) if prompts else 0
         shares = share_prompt_rows([sequence.num_prompt_left for sequence in prompts], budget)
         return running + [
@@ -225,8 +241,9 @@ class DecodeLoop:
         return chunks
 
     def _admit(self) -> None:
-        while self._waiting and self._free_slots:
-            request, submitted_at = self._waiting.popleft()
+        while len(self._waiting) > 0 and self._free_slots:
+            waiting = self._waiting.take()
+            request = waiting.request
             self._active.append(
                 Sequence(
                     request,
@@ -236,25 +253,22 @@ class DecodeLoop:
                     max_sequence_length=self._engine.shapes.max_sequence_length,
                     vocab_size=self._engine.target.vocab_size,
                     tokenizer=self._tokenizer,
-                    submitted_at=submitted_at,
+                    submitted_at=waiting.submitted_at,
+                    due_at=waiting.due_at,
                 )
             )
 
     def _draft_tokens(self, request: GenerationRequest) -> int:
         return request.draft_tokens if isinstance(request.draft_tokens, int) else self._engine.shapes.draft_tokens
 
-    def _drop_cancelled(self) -> list[GenerationChunk]:
-        if not self._cancelled:
-            return []
+    def _drop(self, reason: FinishReason, is_gone: Callable[[GenerationRequest, float], bool]) -> list[GenerationChunk]:
+        """End every request that a test of it and its deadline names, waiting or running."""
         for sequence in self._active:
-            if sequence.request.request_id in self._cancelled:
-                sequence.finish("cancelled")
-        waiting = [request for request, _ in self._waiting if request.request_id in self._cancelled]
-        self._waiting = deque(item for item in self._waiting if item[0] not in waiting)
-        self._cancelled.clear()
+            if is_gone(sequence.request, sequence.due_at):
+                sequence.finish(reason)
         never_started = [
-            GenerationChunk(request_id=request.request_id, token_ids=(), text="", finish_reason="cancelled")
-            for request in waiting
+            GenerationChunk(request_id=waiting.request.request_id, token_ids=(), text="", finish_reason=reason)
+            for waiting in self._waiting.remove(lambda waiting: is_gone(waiting.request, waiting.due_at))
         ]
         finished = [sequence for sequence in self._active if sequence.finish_reason is not None]
         return never_started + (self._collect() if finished else [])
@@ -283,28 +297,6 @@ class DecodeLoop:
                 num_drafts=sum(len(read.rows.token_ids) - 1 for read in running),
                 seconds=seconds,
             )
-
-    def _check(self, request: GenerationRequest) -> None:
-        shapes, vocab_size = self._engine.shapes, self._engine.target.vocab_size
-        check_sampling(request.sampling)
-        if request.request_id in self._in_flight:
-            raise RequestError(f"request id `{request.request_id}` is already in flight")
-        if not request.prompt_ids:
-            raise RequestError("the prompt is empty", hint="send at least one token")
-        if len(request.prompt_ids) >= shapes.max_sequence_length:
-            raise RequestError(
-                f"the prompt has {len(request.prompt_ids)} tokens; at most {shapes.max_sequence_length - 1} fit",
-                hint="shorten it, or build with a larger --max-sequence-length",
-            )
-        if request.max_tokens < 1:
-            raise RequestError(f"`max_tokens` is {request.max_tokens}; expected 1 or more")
-        if isinstance(request.draft_tokens, int) and not 0 <= request.draft_tokens <= shapes.max_draft_tokens:
-            raise RequestError(f"`draft_tokens` is {request.draft_tokens}; expected 0..{shapes.max_draft_tokens}")
-        if request.stop_strings and self._tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and this loop has none")
-        for name, ids in (("prompt", request.prompt_ids), ("end_ids", request.end_ids)):
-            if not 0 <= min(ids, default=0) <= max(ids, default=0) < vocab_size:
-                raise RequestError(f"`{name}` holds a token id outside 0..{vocab_size - 1}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

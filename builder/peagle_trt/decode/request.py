@@ -7,7 +7,7 @@ from typing import Literal
 
 DraftTokens = int | Literal["auto"] | None
 """K of a request: see `GenerationRequest.draft_tokens`."""
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,8 @@ class GenerationRequest:
         stop_strings: Texts that end the answer and are cut from it.
         draft_tokens: K for this request; 0 decodes without speculation; None takes the build's K; "auto" takes, step by
             step, what is fastest here and now, from 0 to the build's K.
+        priority: Among waiting requests the highest goes first, and reads its prompt first.
+        deadline_seconds: Time from submission after which the answer ends as it is; None for any time.
         samples_drafts: Draw drafts from the drafter's distribution (probabilistic) instead of taking its argmax.
     """
 
@@ -59,6 +61,8 @@ class GenerationRequest:
     end_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
     draft_tokens: DraftTokens = None
+    priority: int = 0
+    deadline_seconds: float | None = None
     samples_drafts: bool = False
 
 
@@ -106,6 +110,7 @@ class GenerationChunk:
         finish_reason: Set on the last chunk only.
         metrics: Set on the last chunk only.
         error: Set when `finish_reason` is "error".
+        is_overload: Whether that is only because too many requests are waiting.
     """
 
     request_id: str
@@ -114,3 +119,4 @@ class GenerationChunk:
     finish_reason: FinishReason | None = None
     metrics: RequestMetrics | None = None
     error: str = ""
+    is_overload: bool = False

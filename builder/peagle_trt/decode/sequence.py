@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -31,6 +32,7 @@ class Sequence:
         vocab_size: Vocabulary of the target.
         tokenizer: For text and stop strings, or None.
         submitted_at: Clock when it was submitted, seconds.
+        due_at: When its time is up, seconds of the loop's clock.
     """
 
     def __init__(
@@ -44,9 +46,11 @@ class Sequence:
         vocab_size: int,
         tokenizer: TextTokenizer | None,
         submitted_at: float,
+        due_at: float = math.inf,
     ) -> None:
         self.request = request
         self.slot = slot
+        self.due_at = due_at
         self.draft_tokens = draft_tokens
         self.planned_drafts = draft_tokens
         self.rates = rates

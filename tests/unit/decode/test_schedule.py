@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.prompt_shares import share_prompt_rows
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics, SamplingSettings
+from peagle_trt.errors import OverloadError, RequestError
 from tests.support.markov_engine import VOCABULARY, MarkovEngine
 from tests.support.timed_engine import TimedEngine
 
@@ -193,6 +194,70 @@ def test_the_first_prompt_has_half_and_short_ones_come_next(
     num_left: list[int], budget: int, shares: list[int]
 ) -> None:
     assert share_prompt_rows(num_left, budget) == shares
+
+
+def test_the_most_important_request_gets_the_next_slot() -> None:
+    loop = DecodeLoop(MarkovEngine(max_batch_size=1), None)
+    for name, priority in (("a", 0), ("b", 0), ("c", 2), ("d", 1)):
+        loop.submit(request(name, priority=priority))
+    ends = [chunk.request_id for chunk in steps(loop) if chunk.finish_reason is not None]
+    assert ends == ["c", "d", "a", "b"]
+
+
+def test_the_most_important_prompt_is_read_first() -> None:
+    loop = DecodeLoop(MarkovEngine(max_sequence_length=8000), None)
+    loop.submit(request("a", prompt_ids=(3,) * 3000, max_tokens=1))
+    loop.submit(request("b", prompt_ids=(3,) * 3001, max_tokens=1, priority=1))
+    assert [chunk.request_id for chunk in steps(loop)] == ["b", "a"]
+
+
+def test_a_full_line_refuses_and_takes_again_when_it_moves() -> None:
+    loop = DecodeLoop(MarkovEngine(max_batch_size=1), None, max_waiting=2)
+    loop.submit(request("a"))
+    loop.step()
+    loop.submit(request("b"))
+    loop.submit(request("c"))
+    with pytest.raises(OverloadError, match="2 requests are waiting already"):
+        loop.submit(request("d"))
+    while not any(chunk.finish_reason for chunk in loop.step()):
+        pass
+    loop.step()
+    # A refused request leaves nothing behind, its id included.
+    loop.submit(request("d"))
+    assert set(run(loop)) == {"b", "c", "d"}
+
+
+def test_an_answer_ends_as_it_is_when_its_time_is_up() -> None:
+    engine = TimedEngine(agreement=0.0)
+    loop = DecodeLoop(engine, None, clock=engine.clock)
+    loop.submit(request("a", max_tokens=30, deadline_seconds=5.0, draft_tokens=0))
+    loop.submit(request("b", max_tokens=30, draft_tokens=0))
+    chunks = run(loop)
+    answer = [token for chunk in chunks["a"] for token in chunk.token_ids]
+    assert chunks["a"][-1].finish_reason == "deadline"
+    assert answer == greedy_answer(engine, (1, 2), 5)
+    assert chunks["b"][-1].finish_reason == "length"
+
+
+def test_a_request_whose_time_is_up_before_its_turn_never_starts() -> None:
+    engine = TimedEngine(max_batch_size=1)
+    loop = DecodeLoop(engine, None, clock=engine.clock)
+    loop.submit(request("a", max_tokens=30, draft_tokens=0))
+    loop.submit(request("b", deadline_seconds=3.0))
+    chunks = run(loop)
+    assert [(chunk.finish_reason, chunk.metrics) for chunk in chunks["b"]] == [("deadline", None)]
+    assert chunks["a"][-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_a_deadline_that_is_no_time_is_refused(seconds: float) -> None:
+    with pytest.raises(RequestError, match="`deadline_seconds`"):
+        DecodeLoop(MarkovEngine(), None).submit(request("a", deadline_seconds=seconds))
+
+
+def steps(loop: DecodeLoop) -> Iterator[GenerationChunk]:
+    while loop.has_work:
+        yield from loop.step()
 
 
 def _timed_step(loop: DecodeLoop, engine: TimedEngine) -> float:

@@ -247,6 +247,17 @@ def test_a_refusal_of_the_engine_is_the_clients_fault(host: EngineHost, driver: 
     assert wait(sender)[0][0].error.code == "invalid"
 
 
+def test_a_full_line_and_a_time_that_is_up_are_nobodys_fault(host: EngineHost, driver: Driver) -> None:
+    busy = ask(host)
+    driver.emit("", finish_reason="error", error="7 requests are waiting already", is_overload=True)
+    late = ask(host)
+    driver.emit("", finish_reason="deadline")
+    for sender, message in ((busy, "7 requests are waiting"), (late, "time was up")):
+        ((response, flags),) = wait(sender)
+        assert (response.error.code, flags) == (TritonError.UNAVAILABLE, FINAL)
+        assert message in str(response.error)
+
+
 def test_a_failure_of_the_engine_is_ours(host: EngineHost, driver: Driver) -> None:
     sender = ask(host)
     driver.emit("", finish_reason="error", error="out of memory", metrics=METRICS)
