@@ -23,6 +23,8 @@ class SamplingSettings:
         frequency_penalty: Subtracted once for every occurrence in the answer; 0 is off.
         presence_penalty: Subtracted once when the answer holds the token; 0 is off.
         min_tokens: End tokens are barred until the answer has this many tokens.
+        bad_words: Runs of tokens that the answer never holds; the last token of one is barred after the others.
+        logit_bias: Token ids and what is added to their logits, before any penalty.
         seed: Seed of the request's own random stream; None draws one.
     """
 
@@ -33,6 +35,8 @@ class SamplingSettings:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
 
 

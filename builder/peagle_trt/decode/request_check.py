@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from peagle_trt.decode.request import GenerationRequest
 from peagle_trt.decode.sampling import check_sampling
 from peagle_trt.errors import RequestError
@@ -37,6 +39,18 @@ def check_request(request: GenerationRequest, shapes: GraphShapes, *, vocab_size
         raise RequestError(f"`deadline_seconds` is {request.deadline_seconds}; expected more than 0")
     if request.stop_strings and not has_tokenizer:
         raise RequestError("stop strings need a tokenizer, and this loop has none")
-    for name, ids in (("prompt", request.prompt_ids), ("end_ids", request.end_ids)):
+    sampling = request.sampling
+    if not all(sampling.bad_words):
+        raise RequestError("`bad_words` holds a word of no tokens")
+    ids_of = (
+        ("prompt", request.prompt_ids),
+        ("end_ids", request.end_ids),
+        ("bad_words", tuple(chain.from_iterable(sampling.bad_words))),
+        ("logit_bias", tuple(token_id for token_id, _ in sampling.logit_bias)),
+    )
+    for name, ids in ids_of:
         if not 0 <= min(ids, default=0) <= max(ids, default=0) < vocab_size:
             raise RequestError(f"`{name}` holds a token id outside 0..{vocab_size - 1}")
+    barred = {word[-1] for word in sampling.bad_words} | set(request.end_ids if sampling.min_tokens else ())
+    if len(barred) == vocab_size:
+        raise RequestError("`bad_words` may bar every token there is", hint="leave at least one that can always follow")

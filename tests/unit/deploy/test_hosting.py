@@ -231,6 +231,17 @@ def test_a_request_that_does_not_name_k_gets_the_repositorys_default(
     assert driver.last.draft_tokens == asked
 
 
+def test_bad_and_biased_words_are_barred_and_biased_with_and_without_a_space(host: EngineHost, driver: Driver) -> None:
+    bias = {
+        "embedding_bias_words": shaped([b"ab"], "STRING"),
+        "embedding_bias_weights": shaped([2.5], "FP32"),
+    }
+    ask(host, bad_words=shaped([b"no"], "STRING"), **bias)
+    encode = byte_tokenizer().encode
+    assert set(driver.last.sampling.bad_words) == {tuple(encode("no").ids), tuple(encode(" no").ids)}
+    assert dict(driver.last.sampling.logit_bias) == dict.fromkeys(encode("ab").ids, 2.5)
+
+
 def test_a_turn_goes_into_the_template(host: EngineHost, driver: Driver) -> None:
     ask(host, apply_chat_template=shaped([True], "BOOL"))
     assert byte_tokenizer().decode(list(driver.last.prompt_ids)) == "<user>hi<assistant>"

@@ -39,7 +39,7 @@ def make_generation_request(
         request_id=request_id,
         prompt_ids=prompt_ids,
         max_tokens=fields.max_tokens,
-        sampling=_sampling(fields),
+        sampling=_sampling(fields, tokenizer),
         end_ids=_end_ids(fields, manifest),
         stop_strings=fields.stop_words,
         draft_tokens=_draft_tokens(fields, default_draft_tokens),
@@ -52,7 +52,9 @@ def _draft_tokens(fields: RequestFields, default: DraftTokens) -> DraftTokens:
     return "auto" if fields.draft_tokens == AUTO_DRAFT_TOKENS else fields.draft_tokens
 
 
-def _sampling(fields: RequestFields) -> SamplingSettings:
+def _sampling(fields: RequestFields, tokenizer: TextTokenizer) -> SamplingSettings:
+    space = tokenizer.encode(" ", add_special_tokens=False)
+    biased = [(ids, bias) for word, bias in fields.bias_words for ids in word_spellings(tokenizer, word)]
     return SamplingSettings(
         temperature=fields.temperature,
         top_k=fields.top_k,
@@ -61,8 +63,21 @@ def _sampling(fields: RequestFields) -> SamplingSettings:
         frequency_penalty=fields.frequency_penalty,
         presence_penalty=fields.presence_penalty,
         min_tokens=fields.min_tokens,
+        bad_words=tuple(ids for word in fields.bad_words for ids in word_spellings(tokenizer, word)),
+        # A token that both spellings share is biased once, and a space of its own never.
+        logit_bias=tuple({token_id: bias for ids, bias in biased for token_id in ids if token_id not in space}.items()),
         seed=fields.seed,
     )
+
+
+def word_spellings(tokenizer: TextTokenizer, word: str) -> list[tuple[int, ...]]:
+    """A word's tokens at the start of a text and after a space, which tokenizers spell differently.
+
+    A word can come about from other tokens still, as from its single letters.
+    """
+    texts = (word, f" {word}") if not word.startswith(" ") else (word,)
+    spellings = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts}
+    return sorted(ids for ids in spellings if ids)
 
 
 def _end_ids(fields: RequestFields, manifest: EngineManifest) -> tuple[int, ...]:
