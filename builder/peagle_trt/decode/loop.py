@@ -13,6 +13,7 @@ from peagle_trt.decode.prompt_shares import share_prompt_rows
 from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest
 from peagle_trt.decode.request_check import check_request
 from peagle_trt.decode.sequence import Sequence
+from peagle_trt.decode.slots import Slots
 from peagle_trt.decode.speculation import MIN_PROMPT_ROWS, DraftWish, SpeculationController
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.decode.waiting_line import Waiting, WaitingLine
@@ -39,6 +40,7 @@ class LoopStatistics:
     num_requests: int = 0
     num_output_tokens: int = 0
     largest_batch: int = 0
+    num_reused_tokens: int = 0
 
 
 class DecodeLoop:
@@ -48,6 +50,8 @@ class DecodeLoop:
         engine: Target and drafter.
         tokenizer: For text and stop strings; None works on token ids alone.
         max_waiting: Requests that may wait for a slot; None for any number.
+        reuses_prefixes: Start a prompt from what a free slot still holds of it; a measurement that asks the same twice
+            would then compare unlike things.
         controller: Chooses K where a request leaves that open; several loops of one engine may share what it learns.
         clock: Seconds, for what passes cost.
     """
@@ -58,6 +62,7 @@ class DecodeLoop:
         tokenizer: TextTokenizer | None,
         *,
         max_waiting: int | None = None,
+        reuses_prefixes: bool = False,
         controller: SpeculationController | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -68,7 +73,7 @@ class DecodeLoop:
         self._tokenizer = tokenizer
         self._waiting = WaitingLine(max_waiting)
         self._active: list[Sequence] = []
-        self._free_slots = list(range(engine.shapes.max_batch_size - 1, -1, -1))
+        self._slots = Slots(engine.shapes.max_batch_size, reuses_prefixes=reuses_prefixes)
         self._in_flight: set[str] = set()
         self._cancelled: set[str] = set()
 
@@ -235,20 +240,23 @@ class DecodeLoop:
         chunks = [chunk for sequence in self._active if (chunk := sequence.chunk()) is not None]
         for sequence in self._active:
             if sequence.finish_reason is not None:
-                self._free_slots.append(sequence.slot)
+                self._slots.give_back(sequence.slot, sequence.leftover)
         self._active = [sequence for sequence in self._active if sequence.finish_reason is None]
         self.statistics.num_output_tokens += sum(len(chunk.token_ids) for chunk in chunks)
         return chunks
 
     def _admit(self) -> None:
-        while len(self._waiting) > 0 and self._free_slots:
+        while len(self._waiting) > 0 and len(self._slots) > 0:
             waiting = self._waiting.take()
             request = waiting.request
+            draft_tokens = self._draft_tokens(request)
+            taken = self._slots.take(request.prompt_ids, drafts=draft_tokens > 0)
+            self.statistics.num_reused_tokens += taken.num_target
             self._active.append(
                 Sequence(
                     request,
-                    slot=self._free_slots.pop(),
-                    draft_tokens=self._draft_tokens(request),
+                    taken=taken,
+                    draft_tokens=draft_tokens,
                     rates=self._controller.new_rates() if request.draft_tokens == "auto" else None,
                     max_sequence_length=self._engine.shapes.max_sequence_length,
                     vocab_size=self._engine.target.vocab_size,
@@ -281,7 +289,8 @@ class DecodeLoop:
             chunk = sequence.chunk(error if sequence.finish_reason == "error" else "")
             assert chunk is not None
             chunks.append(chunk)
-            self._free_slots.append(sequence.slot)
+            # Nobody knows what the pass that failed has written.
+            self._slots.give_back(sequence.slot)
         self._active = []
         return chunks
 

@@ -13,6 +13,7 @@ from peagle_trt.decode.acceptance_rates import AcceptanceRates
 from peagle_trt.decode.answer import Answer
 from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest, RequestMetrics
 from peagle_trt.decode.sampling import LogitShaper
+from peagle_trt.decode.slots import Leftover, TakenSlot
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.engine.protocol import DraftRows, HiddenRows, TargetOutput, TargetRows, host_rows
 
@@ -25,7 +26,7 @@ class Sequence:
 
     Args:
         request: The request.
-        slot: Cache it owns.
+        taken: Cache it owns, and what that holds of the prompt.
         draft_tokens: K for this request; 0 for none.
         rates: Acceptance of its drafts where K follows it, at most `draft_tokens`; None for a fixed K.
         max_sequence_length: Tokens of prompt and answer together.
@@ -39,7 +40,7 @@ class Sequence:
         self,
         request: GenerationRequest,
         *,
-        slot: int,
+        taken: TakenSlot,
         draft_tokens: int,
         rates: AcceptanceRates | None = None,
         max_sequence_length: int,
@@ -49,13 +50,14 @@ class Sequence:
         due_at: float = math.inf,
     ) -> None:
         self.request = request
-        self.slot = slot
+        self.slot = taken.slot
         self.due_at = due_at
         self.draft_tokens = draft_tokens
         self.planned_drafts = draft_tokens
         self.rates = rates
         self.token_ids = list(request.prompt_ids)
-        self.num_prompt_read = 0
+        self.num_prompt_read = taken.num_target
+        self._num_drafter_read = taken.num_drafter
         self._unread: list[NDArray[np.float32]] = []
         self.drafts = NO_DRAFTS
         self.finish_reason: FinishReason | None = None
@@ -88,6 +90,14 @@ class Sequence:
         return max(0, min(self.draft_tokens, self._limit - len(self.token_ids) - 1))
 
     @property
+    def leftover(self) -> Leftover:
+        """What its slot holds."""
+        num_target = self.num_prompt_read if self.is_prefilling else len(self.token_ids) - 1
+        return Leftover(
+            token_ids=tuple(self.token_ids), num_target=num_target, num_drafter=min(num_target, self._num_drafter_read)
+        )
+
+    @property
     def num_unread(self) -> int:
         """Rows that the target has read and the drafter has not."""
         return sum(len(rows) for rows in self._unread)
@@ -115,6 +125,7 @@ class Sequence:
             hidden = np.concatenate([*self._unread, host_rows(hidden)[: num_accepted + 1]])
             num_accepted = hidden.shape[0] - 1
             self._unread = []
+        self._num_drafter_read = start_position + num_accepted + 1
         # The drafter's row j carries the token after row j.
         next_token_ids = np.zeros(hidden.shape[0], np.int32)
         first = start_position + 1

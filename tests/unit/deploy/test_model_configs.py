@@ -42,7 +42,11 @@ def test_the_ensemble_declares_the_classic_inputs(manifest: EngineManifest) -> N
 
 def test_settings_come_back_as_they_went_in(manifest: EngineManifest) -> None:
     settings = HostSettings(
-        exclude_input_in_output=False, max_pending_requests=7, num_threads=2, default_draft_tokens="auto"
+        exclude_input_in_output=False,
+        max_pending_requests=7,
+        num_threads=2,
+        default_draft_tokens="auto",
+        reuse_prefixes=True,
     )
     config = _parse(model_configs(manifest, settings)["peagle"])
     as_json = json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True))
