@@ -12,13 +12,13 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_SAMPLES = 7
+NUM_SAMPLES = 9
 """Samples of one size; their median counts, so that a pass the machine interrupted does not."""
 MAX_SIZES = 64
 """Sizes a curve remembers; the one measured longest ago makes room."""
-SLOWNESS_SHARE = 0.1
+SLOWNESS_SHARE = 0.25
 """Weight of the newest pass in the machine's slowness."""
-LARGEST_SURPRISE = 1.5
+LARGEST_SURPRISE = 1.6
 """A pass counts as at most this many times slower or faster than expected."""
 MIN_SAMPLES = 3
 """Samples of a size before its median says anything about the machine: the first pass may load what it runs."""
@@ -60,7 +60,8 @@ class CostCurve:
             rows: [N], each above 0. The curve is not empty.
         """
         sizes = np.array(sorted(self._medians))
-        seconds = np.maximum.accumulate([self._medians[size] for size in sizes.tolist()])
+        # A pass that the machine interrupted looks dear, none looks cheap: the larger size is the one to believe.
+        seconds = np.minimum.accumulate([self._medians[size] for size in sizes[::-1].tolist()])[::-1]
         if len(sizes) == 1:
             # Nothing says what a row costs: assume the dearest case, that all of the time is due to rows.
             return np.asarray(seconds[0] * np.maximum(rows / sizes[0], 1.0))
