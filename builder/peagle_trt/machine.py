@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ PACKAGES = (
     "vllm", "tensorrt-cu13", "cuda-bindings",
 )  # fmt: skip
 _PROBE_SECONDS = 10
+# Name, compute capability, memory (`[N/A]` where it is the system's), driver; drivers write their complaints there too.
+_GPU_LINE = re.compile(r"[^,]+, *\d+\.\d+ *,[^,]+,[^,]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,7 @@ def _find_gpus() -> tuple[Gpu, ...]:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return ()
-    return tuple(_parse_gpu(line) for line in finished.stdout.splitlines() if line.count(",") == 3)
+    return tuple(_parse_gpu(line) for line in finished.stdout.splitlines() if _GPU_LINE.fullmatch(line))
 
 
 def _parse_gpu(line: str) -> Gpu:

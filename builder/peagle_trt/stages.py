@@ -251,11 +251,11 @@ class EngineStages:
         from peagle_trt.verify.subject import open_subject
 
         manifest = with_engines(self._manifest, self._folder)
-        subject = open_subject(self._folder, manifest)
+        source = checkpoint_source(checkpoints.target, checkpoints.drafter)
+        subject = open_subject(self._folder, manifest, source)
         self._engine = subject.engine
         if subject.note:
             report(f"note: {subject.note}")
-        source = checkpoint_source(checkpoints.target, checkpoints.drafter)
         outcome = compare_subject(subject, manifest, source)
         report(outcome.summary())
         text = msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()

@@ -35,7 +35,7 @@ SURFACE = {
         "-k",
         "-o",
     },
-    "inspect": {"--mask-token-id", "--revision", "--target", "--tensors", "checkpoint"},
+    "inspect": {"--loaders", "--mask-token-id", "--recipe", "--revision", "--target", "--tensors", "checkpoint"},
     "diagnose": {
         "--draft-tokens",
         "--mask-token-id",
@@ -47,12 +47,13 @@ SURFACE = {
         "drafter",
         "target",
     },
-    "convert": {"--mask-token-id", "--output", "--target", "--to", "-o", "head"},
+    "convert": {"--mask-token-id", "--output", "--recipe", "--scales", "--target", "--to", "-o", "checkpoint"},
     "verify": {"build_path"},
     "generate": {
         "--chat",
         "--draft-tokens",
         "--max-tokens",
+        "--method",
         "--no-chat",
         "--repetition-penalty",
         "--seed",
@@ -86,8 +87,32 @@ SURFACE = {
 
 # Written elsewhere; these words of theirs are promised to users.
 PROMISED = {
-    "bench": {"--url", "--prompts", "--num-prompts", "--max-tokens", "--concurrency", "-k", "--method", "--baseline"},
-    "serve": {"path", "--http-port", "--grpc-port", "--metrics-port"},
+    "bench": {
+        "--url",
+        "--prompts",
+        "--num-prompts",
+        "--max-tokens",
+        "--concurrency",
+        "-k",
+        "--method",
+        "--baseline",
+        "--baseline-build",
+    },
+    "serve": {
+        "path",
+        "--http-port",
+        "--grpc-port",
+        "--metrics-port",
+        "--openai",
+        "--openai-host",
+        "--openai-port",
+        "--api-key-file",
+        "--tls-certificate",
+        "--tls-key",
+        "--max-body-bytes",
+        "--max-answers",
+        "--requests-per-minute",
+    },
     "train": {
         "--target",
         "--data",

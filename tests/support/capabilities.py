@@ -8,10 +8,12 @@ import shutil
 import pytest
 
 # The extra `kernels` takes a gigabyte on disk and is no part of `dev`, and TensorRT's bindings are of no use without
-# TensorRT but to tests; scripts/environment installs both all the same.
+# TensorRT but to tests; scripts/environment installs both all the same. modelopt pins an older transformers than `dev`
+# takes, so the extra `quant` has an environment of its own.
 LIBRARIES = {
-    "kernels": "triton.language",
     "bindings": "tensorrt_bindings",
+    "kernels": "triton.language",
+    "quant": "modelopt.torch",
     "rtx": "tensorrt_rtx",
     "cuda": "cuda.bindings",
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from peagle_trt.cli.output import Output
+from peagle_trt.engine.registry import choose_backend
 from peagle_trt.errors import MachineError, PeagleError
 from peagle_trt.machine import Machine, find_problems, probe_machine
 
@@ -37,7 +38,13 @@ def command(output: Output, compiles_kernels: bool) -> None:
         return
     machine = probe_machine()
     problems = find_problems(machine)
-    output.result({"machine": asdict(machine), "problems": list(problems)}, _text(machine, problems))
+    backend, reason = choose_backend("auto", machine)
+    document = {
+        "machine": asdict(machine),
+        "automatic_backend": {"name": backend, "reason": reason},
+        "problems": list(problems),
+    }
+    output.result(document, _text(machine, f"{backend}: {reason}", problems))
 
 
 def _report_kernels(output: Output) -> None:
@@ -78,7 +85,7 @@ def _kernel_line(kernel: CompiledKernel) -> str:
     )
 
 
-def _text(machine: Machine, problems: tuple[str, ...]) -> str:
+def _text(machine: Machine, backend: str, problems: tuple[str, ...]) -> str:
     lines = [
         f"system     {machine.system}, Python {machine.python}",
         f"processor  {machine.processor}, {machine.num_usable_cores} usable cores",
@@ -92,6 +99,7 @@ def _text(machine: Machine, problems: tuple[str, ...]) -> str:
     if machine.driver_cuda_version is not None:
         major, minor = divmod(machine.driver_cuda_version, 1000)
         lines.append(f"driver     made for CUDA {major}.{minor // 10}")
+    lines.append(f"backend    {backend}")
     lines += [f"package    {name} {version}" for name, version in machine.packages.items()]
     lines += [f"note: {problem}" for problem in problems] or ["nothing in the way"]
     return "\n".join(lines)

@@ -19,9 +19,12 @@ from peagle_trt.cli.checkpoint_argument import (
 from peagle_trt.cli.inspect_document import Checkpoint, describe
 from peagle_trt.cli.inspect_text import write_text
 from peagle_trt.cli.output import Output
+from peagle_trt.cli.quantized_text import describe_plan, judge, plan_text
 from peagle_trt.errors import CheckpointError, UsageError
+from peagle_trt.quant.layer_recipes import LAYER_RECIPES, load_layer_recipe
 from peagle_trt.readers import DrafterCheckpoint, Finding, TargetCheckpoint, judge_head, read_head, read_target
 from peagle_trt.readers.drafter import is_drafter
+from peagle_trt.writers.quantized import plan_head, plan_target
 
 
 @click.command("inspect")
@@ -29,6 +32,12 @@ from peagle_trt.readers.drafter import is_drafter
 @click.option("--target", type=NAME_OR_PATH, metavar="NAME|PATH", help="Check whether the head fits this target.")
 @mask_token_option
 @revision_option
+@click.option(
+    "--recipe", metavar="NAME|FILE", help=f"Show what a recipe makes of every layer: {', '.join(LAYER_RECIPES)}."
+)
+@click.option(
+    "--loaders", "judges_loaders", is_flag=True, help="Check a quantized folder by the rules of vLLM and TensorRT-LLM."
+)
 @click.option("--tensors", "shows_tensors", is_flag=True, help="List every tensor.")
 @click.pass_obj
 def command(
@@ -38,14 +47,20 @@ def command(
     target: str | None,
     mask_token_id: int | None,
     revision: str | None,
+    recipe: str | None,
+    judges_loaders: bool,
     shows_tensors: bool,
 ) -> None:
     """Show a target's or a head's configuration and tensors, with every foreign spelling translated.
 
     A catalog name means its target; one that would have to come from the hub is not fetched, only described. With
     --target every point that head and target must agree on is listed as ok, note, warning or refused; a head that does
-    not fit ends with exit code 4.
+    not fit ends with exit code 4, and with --loaders one that a loader refuses.
     """
+    if judges_loaders:
+        judge(output, find_target(checkpoint, revision=revision))
+        return
+    rules = load_layer_recipe(recipe) if recipe is not None else None
     download = _missing_on_hub(checkpoint, revision)
     if download is not None:
         entry = catalog.find_entry(checkpoint)
@@ -57,7 +72,16 @@ def command(
     findings = judge_head(found, partner) if isinstance(found, DrafterCheckpoint) else []
     misfit = _first_refusal(findings)
     document = describe(found, findings) | _verdict(partner, misfit)
-    output.result(document, write_text(found, document, shows_tensors=shows_tensors))
+    text = write_text(found, document, shows_tensors=shows_tensors)
+    if rules is not None:
+        plan = (
+            plan_head(found, partner, rules, "vllm")
+            if isinstance(found, DrafterCheckpoint)
+            else plan_target(found, rules)
+        )
+        document["recipe"] = describe_plan(plan)
+        text = f"{text}\n{plan_text(plan, shows_layers=shows_tensors)}"
+    output.result(document, text)
     if misfit is not None:
         raise misfit
 

@@ -57,7 +57,13 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]  # Generic from cli
 
     def _number(self, part: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         word = self._words.get(part.strip()) if isinstance(part, str) else None
-        return int(self._each.convert(part, param, ctx)) if word is None else word
+        return int(self._each.convert(self._whole(part, param, ctx), param, ctx)) if word is None else word
+
+    def _whole(self, part: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return part if isinstance(part, int) else int(str(part))
+        except ValueError:
+            self.fail(f"{str(part)!r} is no whole number", param, ctx)
 
 
 FOLDER = _FilePath(path_type=Path)

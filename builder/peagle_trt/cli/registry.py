@@ -22,7 +22,7 @@ COMMANDS = {
     "build": CommandEntry(module="peagle_trt.cli.build", summary="Compile a target and its P-EAGLE drafter."),
     "inspect": CommandEntry(module="peagle_trt.cli.inspect", summary="Show what a target or a head is."),
     "diagnose": CommandEntry(module="peagle_trt.cli.diagnose", summary="Find out why a head is seldom accepted."),
-    "convert": CommandEntry(module="peagle_trt.cli.convert", summary="Write a head as another project reads it."),
+    "convert": CommandEntry(module="peagle_trt.cli.convert", summary="Write a head as others read it, or quantize."),
     "verify": CommandEntry(module="peagle_trt.cli.verify", summary="Compare a build with an independent reference."),
     "generate": CommandEntry(module="peagle_trt.cli.generate", summary="Continue a prompt with a build."),
     "train": CommandEntry(module="peagle_trt.cli.train", summary="Train a P-EAGLE head for a target."),

@@ -1,4 +1,7 @@
-"""The speculative loop: one target pass and one drafter pass a step, shared by every request in flight."""
+"""The speculative loop: one target pass and one drafter pass a step, shared by every request in flight.
+
+A plain EAGLE-3 head takes a pass for every draft.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from peagle_trt.decode.speculation import MIN_PROMPT_ROWS, DraftWish, Speculatio
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.decode.waiting_line import Waiting, WaitingLine
 from peagle_trt.engine.protocol import DraftOutput, DraftRows, Engine, TargetOutput, TargetRows
+from peagle_trt.engine.sequential import draft_in_turn
 from peagle_trt.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -178,7 +182,8 @@ class DecodeLoop:
         together: list[DraftRows] = []
         by_slot = {read.sequence.slot: read.sequence for read in wishing}
         for read, count in zip(wishing, counts, strict=True):
-            read.sequence.planned_drafts = count
+            # A fixed K stays what it is to the end of an answer: engines may be tuned for it.
+            read.sequence.planned_drafts = count if read.sequence.rates is not None else read.sequence.draft_tokens
             if count == 0:
                 self._read_later(read, read.sequence)
                 continue
@@ -213,12 +218,29 @@ class DecodeLoop:
         )
 
     def _draft(self, rows: list[DraftRows], by_slot: dict[int, Sequence]) -> None:
+        if not self._engine.drafter.is_parallel:
+            self._draft_in_turn(rows, [by_slot[item.slot] for item in rows])
+            return
         draft_tokens = max(by_slot[item.slot].planned_drafts for item in rows)
         output = self._engine.run_drafter(rows, draft_tokens)
         self.statistics.num_drafter_passes += 1
         for index, item in enumerate(rows):
             sequence = by_slot[item.slot]
             sequence.take_drafts(self._drafts_of(sequence, output, index).first(sequence.planned_drafts))
+
+    def _draft_in_turn(self, rows: list[DraftRows], sequences: list[Sequence]) -> None:
+        """With a plain EAGLE-3 head: a pass for each draft, continued from the draft that was chosen."""
+        chosen: dict[int, Drafts] = {}
+
+        def choose(place: int, output: DraftOutput, index: int) -> int:
+            draft = self._drafts_of(sequences[place], output, index)
+            chosen[place] = chosen[place].then(draft) if place in chosen else draft
+            return draft.token_ids[0]
+
+        counts = [min(sequence.planned_drafts, sequence.useful_drafts) for sequence in sequences]
+        self.statistics.num_drafter_passes += draft_in_turn(self._engine, rows, counts, choose)
+        for place, sequence in enumerate(sequences):
+            sequence.take_drafts(chosen[place], counts[place])
 
     def _drafts_of(self, sequence: Sequence, output: DraftOutput, index: int) -> Drafts:
         settings = sequence.request.sampling

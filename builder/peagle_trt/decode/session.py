@@ -12,7 +12,7 @@ from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.engine.protocol import Engine
-from peagle_trt.engine.registry import open_engine
+from peagle_trt.engine.registry import check_record, open_engine
 from peagle_trt.errors import PeagleError, UsageError
 from peagle_trt.spec import EngineManifest
 
@@ -88,6 +88,7 @@ def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBui
     """
     manifest = read_manifest(build_path)
     require_files(build_path, manifest)
+    check_record(manifest)
     files = manifest.tokenizer
     tokenizer = TextTokenizer.from_files(
         build_path / files.tokenizer,
@@ -97,6 +98,30 @@ def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBui
     )
     engine = open_engine(build_path, manifest, num_threads=num_threads)
     return LoadedBuild(path=build_path, manifest=manifest, engine=engine, tokenizer=tokenizer)
+
+
+def require_method(manifest: EngineManifest, method: str) -> None:
+    """Refuse to decode with another kind of head than a build holds.
+
+    Args:
+        manifest: Of the build.
+        method: "p-eagle", "eagle3", or "none", which any build can do.
+
+    Raises:
+        UsageError: The build's head is of the other kind.
+    """
+    found = manifest.drafter.method
+    if method in ("none", found):
+        return
+    if method == "eagle3":
+        raise UsageError(
+            f"method `eagle3` needs an EAGLE-3 head, and build `{manifest.name}` holds a P-EAGLE head",
+            hint="a P-EAGLE head never read its own states; train one with `train --method eagle3` and build it",
+        )
+    raise UsageError(
+        f"method `{method}` needs a P-EAGLE head, and build `{manifest.name}` holds a plain EAGLE-3 head",
+        hint=f"use --method {found}, or build with a P-EAGLE head",
+    )
 
 
 def require_files(build_path: Path, manifest: EngineManifest) -> None:

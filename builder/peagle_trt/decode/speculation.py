@@ -26,7 +26,7 @@ GAIN_TO_START = 1.05
 
 MIN_PROMPT_ROWS = 8
 """Rows of prompts that every step reads, whatever they cost: a newcomer must not wait for ever."""
-PROMPT_SHARE = 0.45
+PROMPT_SHARE = 0.35
 """What prompts may add to a step, as a share of it: running answers get their next token within twice the usual time,
 with room for the drafter's reading of the prompt."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from peagle_trt.build_folder import read_manifest
 from peagle_trt.decode.session import require_files
 from peagle_trt.decode.text import TextTokenizer
+from peagle_trt.engine.registry import check_record
 from peagle_trt.spec import EngineManifest
 
 
@@ -18,6 +19,7 @@ def read_whole_build(build_path: Path) -> EngineManifest:
     """
     manifest = read_manifest(build_path)
     require_files(build_path, manifest)
+    check_record(manifest)
     return manifest
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from peagle_trt.engine.protocol import Engine
-from peagle_trt.errors import UsageError
+from peagle_trt.errors import MachineError, PlanError, UsageError
 from peagle_trt.machine import Machine, probe_machine
-from peagle_trt.spec import EngineManifest
+from peagle_trt.spec import DrafterConfig, EngineManifest
+
+if TYPE_CHECKING:
+    from peagle_trt.engine.tensorrt.library import Library
 
 BACKENDS = ("onnxruntime", "tensorrt-rtx", "tensorrt")
 """Names that `--backend` takes, besides `auto`."""
 
 COMPILING_BACKENDS = ("tensorrt-rtx", "tensorrt")
 """Those whose engines are compiled when the build is made, from one batched graph of each model."""
+
+_NOT_INSTALLED = "is not installed"
 
 
 def choose_backend(requested: str, machine: Machine | None = None) -> tuple[str, str]:
@@ -32,6 +38,19 @@ def choose_backend(requested: str, machine: Machine | None = None) -> tuple[str,
     if requested not in BACKENDS:
         raise UsageError(f"unknown backend `{requested}`", hint=f"known backends: auto, {', '.join(BACKENDS)}")
     return requested, "asked for"
+
+
+def require_method(backend: str, drafter: DrafterConfig) -> None:
+    """Refuse a head that a backend does not run.
+
+    Raises:
+        PlanError: It is a plain EAGLE-3 head, and the backend runs P-EAGLE heads alone.
+    """
+    if not drafter.is_parallel and backend in COMPILING_BACKENDS:
+        raise PlanError(
+            f"backend `{backend}` runs no plain EAGLE-3 heads, which draft one token a pass (method `eagle3`)",
+            hint="use --backend onnxruntime, or a P-EAGLE head",
+        )
 
 
 def check_engine(build_path: Path, manifest: EngineManifest) -> None:
@@ -56,8 +75,10 @@ def open_engine(build_path: Path, manifest: EngineManifest, *, num_threads: int 
 
     Raises:
         UsageError: The build was made for a backend this release does not have.
+        PlanError: The backend does not run this kind of head.
         MachineError: This machine cannot load it.
     """
+    require_method(manifest.backend, manifest.drafter)
     if manifest.backend == "onnxruntime":
         from peagle_trt.engine.onnxruntime import OnnxRuntimeEngine
 
@@ -66,23 +87,76 @@ def open_engine(build_path: Path, manifest: EngineManifest, *, num_threads: int 
         from peagle_trt.engine.tensorrt.engine import open_tensorrt_engine
 
         return open_tensorrt_engine(build_path, manifest)
-    raise UsageError(f"the build's backend `{manifest.backend}` is unknown", hint="build it again with this release")
+    raise _unknown_backend(manifest)
+
+
+def _unknown_backend(manifest: EngineManifest) -> UsageError:
+    return UsageError(f"the build's backend `{manifest.backend}` is unknown", hint="build it again with this release")
+
+
+def check_record(manifest: EngineManifest) -> None:
+    """Refuse a build whose manifest names graphs or engines that its backend cannot have.
+
+    Raises:
+        UsageError: The backend is unknown, or the manifest was edited.
+    """
+    if manifest.backend not in BACKENDS:
+        raise _unknown_backend(manifest)
+    is_compiled = manifest.backend in COMPILING_BACKENDS
+    if any((role in ("target", "drafter")) != is_compiled for role in manifest.graphs) or len(manifest.graphs) < 2:
+        raise UsageError(
+            f"the build `{manifest.name}` holds no graphs for `{manifest.backend}`", hint="build it again with it"
+        )
+    if is_compiled:
+        from peagle_trt.engine.tensorrt import engine
+
+        engine.check_record(manifest)
+
+
+def require_runnable(manifest: EngineManifest, machine: Machine | None = None) -> None:
+    """Refuse a build that this machine cannot run, without loading anything of it.
+
+    Raises:
+        MachineError: It cannot.
+        UsageError: The build holds no engines.
+    """
+    if manifest.backend in COMPILING_BACKENDS:
+        from peagle_trt.engine.tensorrt import engine
+
+        engine.require_runnable(manifest, machine or probe_machine())
 
 
 def _choose(machine: Machine) -> tuple[str, str]:
     if not machine.gpus:
         return "onnxruntime", "this machine shows no NVIDIA GPU; it runs on any CPU"
-    gpu = machine.gpus[0]
-    if importlib.util.find_spec("tensorrt") is not None:
-        return "tensorrt", f"TensorRT is installed, and compiles for this {gpu.name}"
-    if importlib.util.find_spec("tensorrt_rtx") is None:
-        return "onnxruntime", f"the {gpu.name} stays unused: neither `tensorrt` nor `tensorrt_rtx` is installed"
-    from peagle_trt.engine.tensorrt.library import load_library
-    from peagle_trt.engine.tensorrt.support import capability_of, supported_capabilities
+    from peagle_trt.engine.tensorrt.support import capability_of, find_driver_problem, supported_capabilities
 
-    if capability_of(gpu) in supported_capabilities(load_library("tensorrt-rtx")):
-        return "tensorrt-rtx", f"TensorRT-RTX is installed, and compiles for this {gpu.name}"
-    return "onnxruntime", (
-        f"the {gpu.name} stays unused: TensorRT-RTX does not compile for SM{capability_of(gpu)}, "
-        "and `tensorrt` is not installed"
-    )
+    gpu = machine.gpus[0]
+    problem = find_driver_problem(machine)
+    if problem:
+        return "onnxruntime", f"the {gpu.name} stays unused: {problem}"
+    reasons: list[str] = []
+    for backend, name in (("tensorrt", "TensorRT"), ("tensorrt-rtx", "TensorRT-RTX")):
+        library = _try_library(backend, reasons)
+        if library is None:
+            continue
+        if not library.is_ahead_of_time or capability_of(gpu) in supported_capabilities(library):
+            # What is not installed need not be explained; what is, and cannot be used, must.
+            passed_over = [reason for reason in reasons if not reason.endswith(_NOT_INSTALLED)]
+            return backend, "; ".join([f"{name} is installed, and compiles for this {gpu.name}", *passed_over])
+        reasons.append(f"{name} does not compile for SM{capability_of(gpu)}")
+    return "onnxruntime", f"the {gpu.name} stays unused: {', and '.join(reasons)}"
+
+
+def _try_library(backend: str, reasons: list[str]) -> Library | None:
+    """A backend's library, or None and one more reason."""
+    from peagle_trt.engine.tensorrt.library import MODULES, load_library
+
+    if importlib.util.find_spec(MODULES[backend]) is None:
+        reasons.append(f"`{MODULES[backend]}` {_NOT_INSTALLED}")
+        return None
+    try:
+        return load_library(backend)
+    except MachineError as error:
+        reasons.append(error.message)
+        return None

@@ -15,18 +15,23 @@ from peagle_trt.readers.packed import MXFP4_BLOCK, NVFP4_BLOCK
 
 _E8M0_BIAS, _E8M0_NAN = 127, 255
 _LARGEST_POWER, _SMALLEST_POWER = 8, -9
+POWERS_APART = _LARGEST_POWER - _SMALLEST_POWER
+"""How far apart blocks may be."""
 _E4M3_BIAS, _SMALLEST_NORMAL_POWER = 7, -6
 _MAGNITUDE_BITS = 0x77
 """Of both codes of a byte."""
 
 
-def mxfp4_to_nvfp4(name: str, blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Nvfp4Matrix:
+def mxfp4_to_nvfp4(
+    name: str, blocks: NDArray[np.uint8], scales: NDArray[np.uint8], largest: int | None = None
+) -> Nvfp4Matrix:
     """The same numbers, exactly.
 
     Args:
         name: Name of the tensor, for messages.
         blocks: Codes, [..., n, 16]; two a byte, the low half first.
         scales: E8M0 codes, [..., n].
+        largest: The largest of what `power_range` gave for all that share a scale; these blocks' own where absent.
 
     Returns:
         Codes [..., 16 n], scales [..., 2 n].
@@ -34,11 +39,11 @@ def mxfp4_to_nvfp4(name: str, blocks: NDArray[np.uint8], scales: NDArray[np.uint
     Raises:
         CheckpointError: A scale is no number, or blocks are too far apart.
     """
-    is_filled = (blocks & _MAGNITUDE_BITS).any(axis=-1)
+    is_filled = _are_filled(blocks)
     powers = scales.astype(np.int32) - _E8M0_BIAS
-    if (scales[is_filled] == _E8M0_NAN).any():
-        raise CheckpointError(f"`{name}` has a scale that is no number", hint="the checkpoint is damaged")
-    overall = int(powers[is_filled].max(initial=_SMALLEST_POWER - _E8M0_BIAS)) - _LARGEST_POWER
+    if largest is None:
+        _, largest = power_range(name, blocks, scales)
+    overall = largest - _LARGEST_POWER
     relative = np.where(is_filled, powers - overall, 0)
     if (relative < _SMALLEST_POWER).any():
         count = int(np.count_nonzero(relative < _SMALLEST_POWER))
@@ -53,6 +58,29 @@ def mxfp4_to_nvfp4(name: str, blocks: NDArray[np.uint8], scales: NDArray[np.uint
         block_scales=np.repeat(_encode_powers(relative), repeats, axis=-1),
         global_scale=np.array(np.ldexp(np.float32(1), overall), np.float32),
     )
+
+
+NO_POWERS = (_LARGEST_POWER, _LARGEST_POWER)
+"""The range of nothing but zeros, which gives them the scale 1."""
+
+
+def power_range(name: str, blocks: NDArray[np.uint8], scales: NDArray[np.uint8]) -> tuple[int, int]:
+    """The smallest and the largest power of two among the scales of blocks that are not all zeros.
+
+    Raises:
+        CheckpointError: One of those scales is no number.
+    """
+    filled = scales[_are_filled(blocks)]
+    if (filled == _E8M0_NAN).any():
+        raise CheckpointError(f"`{name}` has a scale that is no number", hint="the checkpoint is damaged")
+    return (int(filled.min()) - _E8M0_BIAS, int(filled.max()) - _E8M0_BIAS) if filled.size else NO_POWERS
+
+
+def _are_filled(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which blocks hold anything but zeros, [..., n]."""
+    words = np.ascontiguousarray(blocks).view(np.uint64) & np.uint64(_MAGNITUDE_BITS * 0x0101_0101_0101_0101)
+    are_filled: NDArray[np.bool_] = (words[..., 0] | words[..., 1]) != 0
+    return are_filled
 
 
 def _encode_powers(powers: NDArray[np.int32]) -> NDArray[np.uint8]:

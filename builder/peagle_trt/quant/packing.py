@@ -6,7 +6,7 @@ are quantized too, `NAME.input_scale` is their fixed scale, beside the one that 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.fp8 import quantize_fp8
-from peagle_trt.quant.nvfp4 import global_scale, quantize_nvfp4
+from peagle_trt.quant.nvfp4 import Nvfp4Matrix, dequantize_nvfp4, global_scale, quantize_nvfp4
 from peagle_trt.quant.registry import LinearScheme
+from peagle_trt.readers.float_codes import decode_e4m3
 from peagle_trt.readers.packed import NVFP4_BLOCK
+from peagle_trt.readers.safetensors_file import load_tensor, map_codes
+from peagle_trt.spec import TensorSpec
 
 SCALE, BLOCK_SCALES, GLOBAL_SCALE, INPUT_SCALE = ".scale", ".block_scales", ".global_scale", ".input_scale"
 """Behind a tensor's name."""
@@ -69,6 +72,26 @@ def pack(tensor: StoredTensor, scheme: LinearScheme) -> list[StoredTensor]:
         CheckpointError: Its rows cannot be cut into blocks.
     """
     return _pack_fp8(tensor) if scheme == "fp8" else _pack_nvfp4(tensor)
+
+
+def unpack(stored: Mapping[str, TensorSpec], name: str) -> NDArray[np.generic] | None:
+    """What a stored matrix that was packed is worth, in float32; None for a tensor that was not.
+
+    Args:
+        stored: The tensors of a build.
+        name: One of them, without a suffix.
+    """
+    if f"{name}{SCALE}" in stored:
+        scale = load_tensor(stored[f"{name}{SCALE}"]).astype(np.float32)
+        return decode_e4m3(map_codes(stored[name])) * scale
+    if f"{name}{BLOCK_SCALES}" not in stored:
+        return None
+    packed = Nvfp4Matrix(
+        codes=map_codes(stored[name]),
+        block_scales=map_codes(stored[f"{name}{BLOCK_SCALES}"]),
+        global_scale=load_tensor(stored[f"{name}{GLOBAL_SCALE}"]).astype(np.float32),
+    )
+    return dequantize_nvfp4(packed)
 
 
 def _pack_fp8(tensor: StoredTensor) -> list[StoredTensor]:

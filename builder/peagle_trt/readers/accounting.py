@@ -11,7 +11,7 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.spec import TensorSpec
 
 _INTEGER_TENSORS = ("d2t",)
-_INTEGER_TYPES = ("I64", "I32")
+INTEGER_TYPES = ("I64", "I32")
 # Types whose tensors hold no numbers by themselves. Everything else is a plain floating type, or one of GGUF's.
 _CODE_TYPES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "U64", "F8_E4M3", "F8_E5M2", "F8_E8M0")
 
@@ -71,7 +71,7 @@ def account_for(
         CheckpointError: A tensor is missing, misshapen, of the wrong kind of type, or belongs to nothing.
     """
     expected = {
-        foreign_name(name): ExpectedTensor(shapes=(shape,), types=_INTEGER_TYPES if name in _INTEGER_TENSORS else ())
+        foreign_name(name): ExpectedTensor(shapes=(shape,), types=INTEGER_TYPES if name in _INTEGER_TENSORS else ())
         for name, shape in expected_shapes.items()
     }
     used = account_for_tensors(source, found, expected, ignorable)
@@ -129,7 +129,7 @@ def _check_shape(source: Path, spec: TensorSpec, wanted: ExpectedTensor) -> None
 
 
 def _check_type(source: Path, spec: TensorSpec, wanted: ExpectedTensor) -> None:
-    fits = spec.dtype in wanted.types if wanted.types else spec.dtype not in (*_INTEGER_TYPES, *_CODE_TYPES)
+    fits = spec.dtype in wanted.types if wanted.types else spec.dtype not in (*INTEGER_TYPES, *_CODE_TYPES)
     if not fits:
         expected = " or ".join(wanted.types) or "a floating type"
         raise CheckpointError(

@@ -121,16 +121,10 @@ def refuse_unsupported_parts(config: Fields, *, has_sliding_window_flag: bool) -
         has_sliding_window_flag: A window only counts while `use_sliding_window` is true.
 
     Raises:
-        CheckpointError: Sliding windows, another activation, scaled or capped logits, quantized weights.
+        CheckpointError: Sliding windows, another activation, scaled or capped logits.
     """
     refuse_other_numbers(config)
     refuse_windows(config, has_flag=has_sliding_window_flag)
-    for key in ("quantization_config", "compression_config"):
-        if config.has(key):
-            raise CheckpointError(
-                f"`{config.source}`: the weights are already quantized (`{key}`)",
-                hint="use the checkpoint in F32, F16 or BF16",
-            )
 
 
 def refuse_other_numbers(config: Fields) -> None:

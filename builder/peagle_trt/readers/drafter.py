@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.readers.accounting import INVERSE_FREQUENCIES, Ignorable, account_for
+from peagle_trt.readers.accounting import (
+    INTEGER_TYPES,
+    INVERSE_FREQUENCIES,
+    ExpectedTensor,
+    Ignorable,
+    account_for_tensors,
+)
 from peagle_trt.readers.checkpoint import DrafterCheckpoint, LeftOut
-from peagle_trt.readers.dialects import find_dialect
+from peagle_trt.readers.dialects import Dialect, find_dialect
 from peagle_trt.readers.head_config import read_head_config
 from peagle_trt.readers.head_methods import find_other_method, refuse_other_method
 from peagle_trt.readers.json_file import read_object
+from peagle_trt.readers.quantized import SCALES_LEFT_OUT, Quantization, read_quantization
 from peagle_trt.readers.safetensors_file import lazy_tensor
 from peagle_trt.readers.shards import read_folder_tensors
 from peagle_trt.readers.tensors import Weights
-from peagle_trt.spec import TensorSpec
+from peagle_trt.readers.weight_plan import Part, matrix_part, plain_part
+from peagle_trt.spec import DrafterConfig, TensorSpec
 from peagle_trt.spec.names import drafter_shapes
 
 _IGNORABLE = (
@@ -45,7 +53,7 @@ def read_drafter(
     if not head.config.is_parallel:
         raise CheckpointError(
             f"`{path}` lacks `mask_hidden`: it is a plain EAGLE-3 head, which drafts one token a pass",
-            hint="use a P-EAGLE head, or train one for this target; `inspect` and `convert` take plain heads too",
+            hint="use a P-EAGLE head, or train one; `build`, `inspect` and `convert` take plain heads too",
         )
     return head
 
@@ -65,11 +73,13 @@ def read_head(
     refuse_other_method(path, fields, found)
     dialect = find_dialect(path, fields, found)
     config = read_head_config(fields, found, dialect, num_target_layers=num_target_layers, mask_token_id=mask_token_id)
-    used = account_for(
-        path, found, expected_shapes=drafter_shapes(config), foreign_name=dialect.foreign_name, ignorable=_IGNORABLE
-    )
-    weights = Weights({name: lazy_tensor(spec) for name, spec in used.items()})
-    return DrafterCheckpoint(path=path, config=config, weights=weights, left_out=_left_out(found, used))
+    quantization = read_quantization(path, fields)
+    ignorable = _IGNORABLE if quantization is None else _IGNORABLE + SCALES_LEFT_OUT
+    parts = _plan(config, dialect, found, quantization)
+    expected = {name: wanted for part in parts.values() for name, wanted in part.expected.items()}
+    used = account_for_tensors(path, found, expected, ignorable)
+    weights = Weights({name: part.build(used) for name, part in parts.items()})
+    return DrafterCheckpoint(path=path, config=config, weights=weights, left_out=_left_out(found, used, ignorable))
 
 
 def is_drafter(path: Path) -> bool:
@@ -86,6 +96,26 @@ def is_drafter(path: Path) -> bool:
     return (path / "config.json").exists() and bool(find_other_method(read_object(path / "config.json"), found))
 
 
+def _plan(
+    config: DrafterConfig, dialect: Dialect, found: Mapping[str, TensorSpec], quantization: Quantization | None
+) -> dict[str, Part]:
+    return {
+        name: _plan_tensor(name, dialect.foreign_name(name), shape, found, quantization)
+        for name, shape in drafter_shapes(config).items()
+    }
+
+
+def _plan_tensor(
+    name: str, foreign: str, shape: tuple[int, ...], found: Mapping[str, TensorSpec], quantization: Quantization | None
+) -> Part:
+    if name == "d2t":
+        expected = {foreign: ExpectedTensor(shapes=(shape,), types=INTEGER_TYPES)}
+        return Part(expected=expected, build=lambda specs: lazy_tensor(specs[foreign]))
+    if name in ("fc", "lm_head") or name.endswith("_proj"):
+        return matrix_part(foreign.removesuffix(".weight"), shape, found, quantization)
+    return plain_part(foreign, shape)
+
+
 def _flatten_mask(found: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     # Heads store it as [1, 1, A*Ht] or [1, A*Ht]; the leading axes carry nothing.
     result = dict(found)
@@ -95,8 +125,10 @@ def _flatten_mask(found: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     return result
 
 
-def _left_out(found: Mapping[str, TensorSpec], used: Mapping[str, TensorSpec]) -> tuple[LeftOut, ...]:
+def _left_out(
+    found: Mapping[str, TensorSpec], used: Mapping[str, TensorSpec], ignorable: Sequence[Ignorable]
+) -> tuple[LeftOut, ...]:
     taken = {spec.name for spec in used.values()}
     rest = [spec for name, spec in found.items() if name not in taken]
-    reasons = {spec.name: next(r.reason for r in _IGNORABLE if re.fullmatch(r.pattern, spec.name)) for spec in rest}
+    reasons = {spec.name: next(r.reason for r in ignorable if re.fullmatch(r.pattern, spec.name)) for spec in rest}
     return tuple(LeftOut(spec=spec, reason=reasons[spec.name]) for spec in rest)

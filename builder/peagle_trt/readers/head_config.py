@@ -78,6 +78,8 @@ def read_head_config(
 
 
 def _refuse_unsupported(fields: Fields, layers: Fields) -> None:
+    if layers is not fields and layers.has("quantization_config"):
+        raise layers.refuse("quantization_config", "absent", hint="whether weights are quantized is said outside of it")
     for part in (fields, layers) if layers is not fields else (fields,):
         refuse_unsupported_parts(without_windows(part), has_sliding_window_flag=False)
     eagle = fields.section("eagle_config")
@@ -174,5 +176,6 @@ def _check_consistency(fields: Fields, config: DrafterConfig) -> None:
 
 def _check_fusion(fields: Fields, found: Mapping[str, TensorSpec], dialect: Dialect, config: DrafterConfig) -> None:
     fc = found.get(dialect.foreign_name("fc"))
-    if fc is not None and len(fc.shape) == 2:
+    # Two codes of NVFP4 share a byte; packed, `fc` is checked with the other tensors.
+    if fc is not None and len(fc.shape) == 2 and fc.dtype != "U8":
         check_fusion_width(fields, config.aux_layer_ids, fc.shape[1], config.target_hidden_size)

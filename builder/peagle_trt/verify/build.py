@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from peagle_trt.build_folder import check_files, read_manifest
+from peagle_trt.engine.registry import check_record
 from peagle_trt.quant import open_stored
 from peagle_trt.verify.comparison import Outcome, compare_with_reference
 from peagle_trt.verify.sources import build_source
@@ -14,11 +15,12 @@ def verify_build(build_path: Path) -> Outcome:
     """Verify a build with nothing but its own files.
 
     Raises:
-        UsageError: The folder is no finished build.
+        UsageError: The folder is no finished build, or its manifest contradicts itself.
         VerificationError: A file changed since it was built, or the engine disagrees with the reference.
     """
     manifest = read_manifest(build_path)
     check_files(build_path, manifest.files)
+    check_record(manifest)
     stored_target = open_stored(build_path / "engine" / "target.safetensors")
     stored_drafter = open_stored(build_path / "engine" / "drafter.safetensors")
     source = build_source(manifest.target, manifest.drafter, stored_target, stored_drafter)

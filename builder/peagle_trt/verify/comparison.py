@@ -21,12 +21,12 @@ from peagle_trt.verify.decoding import (
     Decoded,
     Drafted,
     HostOutput,
-    copy_drafted,
     copy_output,
     decode,
+    draft,
     rows_to_draft,
 )
-from peagle_trt.verify.reference import TargetReference, run_drafter, run_target
+from peagle_trt.verify.reference import TargetReference, run_head, run_target
 from peagle_trt.verify.sources import ReferenceSource
 from peagle_trt.verify.subject import THE_ENGINE, Subject, open_subject
 from peagle_trt.verify.tolerances import TOLERANCES, Tolerance
@@ -72,10 +72,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             found = f"measured, not judged: logits stray {error:.1e} from those of the unrounded model"
         else:
             found = (
-                f"verified: logits within {error:.1e} (limit {self.logit_tolerance:.0e}), "
+                f"verified: logits within {error:.1e} (limit {self.logit_tolerance:g}), "
                 f"{self.num_drafts_compared} drafted tokens equal"
             )
-        return found + ("" if self.subject == THE_ENGINE else f"; this was {self.subject}")
+        return found if self.subject == THE_ENGINE else f"{found} (of {self.subject}; the engine did not run)"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def compare_with_reference(build_path: Path, manifest: EngineManifest, source: R
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
     """
-    subject = open_subject(build_path, manifest)
+    subject = open_subject(build_path, manifest, source)
     if subject.note:
         logger.warning("%s", subject.note)
     try:
@@ -137,7 +137,7 @@ def compare_subject(subject: Subject, manifest: EngineManifest, source: Referenc
 def _compare(
     subject: Subject, manifest: EngineManifest, source: ReferenceSource, run: Decoded, expected: TargetReference
 ) -> Outcome:
-    tolerance, draft_tokens = subject.tolerance, manifest.shapes.draft_tokens
+    tolerance = subject.tolerance
     length, text = run.num_prompt_tokens, run.text
     findings = _Findings()
     _compare_rows(findings, tolerance, "prompt", run.prompt, expected, slice(0, length))
@@ -148,11 +148,11 @@ def _compare(
         ("second draft", run.again, length + run.num_accepted + 1),
     ):
         hidden = expected.hidden[:rows]
-        logits = run_drafter(manifest.drafter, source.load_drafter, next_ids[:rows], hidden, draft_tokens)
+        logits = run_head(manifest.drafter, source.load_drafter, next_ids[:rows], hidden, found.token_ids)
         _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
     if manifest.shapes.max_batch_size > 1:
         _compare_together(subject, findings, manifest, source, text, expected)
-    return _conclude(findings, subject, run.seed)
+    return _conclude(findings, subject, manifest.precision, run.seed)
 
 
 def _compare_rows(
@@ -259,23 +259,25 @@ def _compare_together(
         rows_to_draft(slot, text[1 : length + 1], output.hidden, length - 1, 0)
         for slot, (length, output) in enumerate(zip(lengths, outputs, strict=True))
     ]
-    drafts = engine.run_drafter(draft_rows, draft_tokens)
-    drafted = [copy_drafted(drafts, slot) for slot in range(len(lengths))]
+    drafted = draft(engine, draft_rows, draft_tokens)
     engine.close()
     for slot, length in enumerate(lengths):
         name = f"batch of two, {length} rows"
         _compare_rows(findings, tolerance, name, outputs[slot], expected, slice(0, length))
         hidden, next_ids = expected.hidden[:length], text[1 : length + 1]
-        logits = run_drafter(manifest.drafter, source.load_drafter, next_ids, hidden, draft_tokens)
+        logits = run_head(manifest.drafter, source.load_drafter, next_ids, hidden, drafted[slot].token_ids)
         _compare_drafts(findings, tolerance, name, drafted[slot], logits, source.draft_to_target)
 
 
-def _conclude(findings: _Findings, subject: Subject, seed: int) -> Outcome:
+def _conclude(findings: _Findings, subject: Subject, precision: str, seed: int) -> Outcome:
     if findings.faults:
         more = f", and {len(findings.faults) - 1} more" if len(findings.faults) > 1 else ""
+        hint = "the build is not published; this is a fault of the backend or of peagle-trt, please report it"
+        if subject.tolerance is not TOLERANCES["fp32"]:
+            hint = f"{precision} may be too coarse for these weights; if --precision fp32 fails too, please report it"
+        verb = "disagrees" if subject.description == THE_ENGINE else "disagree"
         raise VerificationError(
-            f"the engine disagrees with the reference: {findings.faults[0]}{more}",
-            hint="the build is not published; this is a fault of the backend or of peagle-trt, please report it",
+            f"{subject.description} {verb} with the reference: {findings.faults[0]}{more}", hint=hint
         )
     return Outcome(
         max_logit_error=findings.logit,

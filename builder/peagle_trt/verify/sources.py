@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from peagle_trt.quant import StoredWeights
 from peagle_trt.quant.in_place import load_experts
+from peagle_trt.quant.packing import unpack
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
 from peagle_trt.readers.safetensors_file import load_tensor
 from peagle_trt.spec import DrafterConfig, TargetConfig
@@ -27,11 +28,13 @@ class ReferenceSource:
         load_target: Reads a tensor of the target.
         load_drafter: Reads a tensor of the drafter; what it shares is answered from the target.
         draft_to_target: [Vd] int64.
+        is_rounded: They are those of the build, so that what its recipe rounds away from them is no error.
     """
 
     load_target: Load
     load_drafter: Load
     draft_to_target: NDArray[np.int64]
+    is_rounded: bool
 
 
 def checkpoint_source(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> ReferenceSource:
@@ -45,7 +48,12 @@ def checkpoint_source(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> R
             return target.weights.load("embed_tokens" if target.config.is_tied else "lm_head")[draft_to_target]
         return drafter.weights.load(name)
 
-    return ReferenceSource(load_target=target.weights.load, load_drafter=load_drafter, draft_to_target=draft_to_target)
+    return ReferenceSource(
+        load_target=target.weights.load,
+        load_drafter=load_drafter,
+        draft_to_target=draft_to_target,
+        is_rounded=False,
+    )
 
 
 def build_source(
@@ -63,7 +71,9 @@ def build_source(
         return _load_stored(stored_drafter, name, drafter)
 
     draft_to_target = load_tensor(stored_drafter["draft_to_target"]).astype(np.int64)
-    return ReferenceSource(load_target=load_target, load_drafter=load_drafter, draft_to_target=draft_to_target)
+    return ReferenceSource(
+        load_target=load_target, load_drafter=load_drafter, draft_to_target=draft_to_target, is_rounded=True
+    )
 
 
 def _load_stored(stored: StoredWeights, name: str, config: TargetConfig | DrafterConfig) -> NDArray[np.generic]:
@@ -74,11 +84,16 @@ def _load_stored(stored: StoredWeights, name: str, config: TargetConfig | Drafte
     prefix, _, part = name.rpartition(".")
     stem, _, kind = part.rpartition("_")
     if name in stored or not prefix or stem not in _FUSED or kind == "norm":
-        return load_tensor(stored[name])
+        return _load_matrix(stored, name)
     fused, index = _FUSED[stem]
-    rows = load_tensor(stored[f"{prefix}.{fused}_{kind}"])
+    rows = _load_matrix(stored, f"{prefix}.{fused}_{kind}")
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
     ends = [queries, queries + keys] if fused == "qkv" else [config.intermediate_size]
     part_rows: NDArray[np.generic] = np.split(rows, ends)[index]
     return part_rows
+
+
+def _load_matrix(stored: StoredWeights, name: str) -> NDArray[np.generic]:
+    unpacked = unpack(stored, name)
+    return load_tensor(stored[name]) if unpacked is None else unpacked

@@ -10,6 +10,7 @@ from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.writers.folder import require_free_name, write_folder
 from peagle_trt.writers.registry import WRITERS
+from peagle_trt.writers.spelled import refuse_quantized_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +42,12 @@ def convert_head(
         output_path: Folder to make.
 
     Raises:
-        CheckpointError: Head and target do not fit, or the dialect cannot hold the head.
+        CheckpointError: Head and target do not fit, the head is quantized, or the dialect cannot hold the head.
         UsageError: The target is needed and not given, or the folder is in use.
         MachineError: The folder cannot be written.
     """
     path = require_free_name(output_path)
+    refuse_quantized_head(drafter)
     if target is None:
         _check_alone(drafter.config)
     else:

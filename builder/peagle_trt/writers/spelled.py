@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.readers import DrafterCheckpoint
 from peagle_trt.readers.safetensors_file import ELEMENT_BYTES
+from peagle_trt.spec import TensorSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +58,23 @@ def cannot_hold(dialect: str, what: str, reason: str) -> CheckpointError:
         f"the {dialect} dialect cannot hold {what}: {reason}",
         hint="convert to another dialect; written anyway, the head would draft badly and nothing would tell",
     )
+
+
+def already_quantized(codes: TensorSpec) -> CheckpointError:
+    """The error for weights that are codes already; the caller raises it."""
+    where = f"`{codes.location.path}`: " if codes.location else ""
+    return CheckpointError(
+        f"{where}`{codes.name}` is quantized already ({codes.dtype})",
+        hint="take the checkpoint that it was made from: rounding twice loses twice",
+    )
+
+
+def refuse_quantized_head(drafter: DrafterCheckpoint) -> None:
+    """Refuse a head whose weights are codes.
+
+    Raises:
+        CheckpointError: They are.
+    """
+    for lazy in drafter.weights.values():
+        if lazy.packed is not None:
+            raise already_quantized(lazy.packed.codes)

@@ -105,7 +105,7 @@ WRONG_TYPES = {
     "stage = 1": "`stage` is `1`, a whole number; expected text",
     "draft-tokens = 99": "`draft-tokens` is `99`: 99 is not in the range 1<=x<=16",
     "concurrency = []": "`concurrency` is `[]`: the list is empty",
-    'concurrency = "1,x"': """`concurrency` is `"1,x"`: 'x' is not a valid integer""",
+    'concurrency = "1,x"': """`concurrency` is `"1,x"`: 'x' is no whole number""",
     'output = ""': '`output` is `""`: it is empty',
     'output = "a\\u0000b"': "it holds a NUL character",
     'stage = "later"': "`stage` is `\"later\"`: 'later' is not one of",

@@ -79,7 +79,7 @@ def manifest() -> EngineManifest:
             draft_tokens=5, max_draft_tokens=8, max_batch_size=8, max_sequence_length=128, cache_capacity=144
         ),
         tokenizer=TokenizerFiles(tokenizer="tokenizer/tokenizer.json", chat_template="tokenizer/chat_template.jinja"),
-        graphs={},
+        graphs={f"{role}.b1": f"engine/{role}.b1.onnx" for role in ("target", "drafter")},
         files=(),
         sources={},
     )

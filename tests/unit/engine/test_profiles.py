@@ -41,3 +41,13 @@ def test_chunks_of_a_prompt_fit_theirs(shapes: GraphShapes) -> None:
         assert chosen(target_profiles(shapes), B=1, S=rows, L=1) == PROMPT
         assert chosen(target_profiles(shapes), B=1, S=rows, L=MAX_LOGIT_ROWS) == PROMPT
         assert chosen(drafter_profiles(shapes), B=1, R=rows, K=16) == PROMPT
+
+
+def test_a_short_cache_has_no_longer_chunks_than_it_holds() -> None:
+    shapes = GraphShapes(
+        draft_tokens=1, max_draft_tokens=16, max_batch_size=2, max_sequence_length=16, cache_capacity=48
+    )
+    longest = max(profile.dims["S"][2] for profile in target_profiles(shapes))
+    assert shapes.max_sequence_length < longest < shapes.cache_capacity
+    carried, slots = (max(profile.dims[name][2] for profile in drafter_profiles(shapes)) for name in ("R", "K"))
+    assert carried + slots - 1 < shapes.cache_capacity

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ from onnx import TensorProto, helper
 
 from peagle_trt.build_folder import read_manifest
 from peagle_trt.engine.tensorrt.compile import CompileOptions, compile_graph
+from peagle_trt.engine.tensorrt.interruption import HeldSignals
 from peagle_trt.engine.tensorrt.library import MessageLog, load_library
 from peagle_trt.engine.tensorrt.network_check import check_network
 from peagle_trt.engine.tensorrt.profiles import drafter_profiles
-from peagle_trt.errors import PeagleError
+from peagle_trt.errors import MachineError, PeagleError
 from peagle_trt.files import sha256_of
 from peagle_trt.graph.batched.drafter import drafter_graph
 from peagle_trt.graph.build import drafter_weights
@@ -142,3 +145,22 @@ def test_the_network_is_summed_up(tmp_path: Path) -> None:
     assert parser.parse_from_file(str(attention_graph(tmp_path, causal_kind="lower_right")))
     found = check_network(library, network, "toy")
     assert (found.num_causal, found.num_masked, found.num_caches) == (1, 0, 1)
+
+
+def test_an_engine_that_the_disk_does_not_hold_is_no_engine(tmp_path: Path) -> None:
+    path = attention_graph(tmp_path, causal_kind="lower_right")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(MachineError, match=r"cannot use `.*toy.plan`: the file would be larger than is allowed"):
+            compile_toy(tmp_path, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, previous)
+
+
+def test_ctrl_c_ends_a_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeldSignals, "__init__", lambda held: setattr(held, "first", signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        compile_toy(tmp_path, attention_graph(tmp_path, causal_kind="lower_right"))

@@ -14,11 +14,13 @@ import pytest
 from peagle_trt.decode.session import LoadedBuild
 from peagle_trt.engine.batched_engine import BatchedEngine
 from peagle_trt.engine.protocol import DraftRows, TargetRows, host_rows
+from peagle_trt.engine.registry import check_record
 from peagle_trt.engine.tensorrt.engine import check_engines, open_tensorrt_engine
-from peagle_trt.engine.tensorrt.library import Library
+from peagle_trt.engine.tensorrt.library import Library, load_library
 from peagle_trt.errors import MachineError, PeagleError, UsageError
 from peagle_trt.machine import Gpu, Machine, probe_machine
-from peagle_trt.spec import EngineManifest
+from peagle_trt.spec import EngineFile, EngineManifest
+from tests.support.capabilities import needs
 from tests.support.fake_cuda import FakeCuda
 from tests.support.fake_tensorrt import FakeContext, fake_tensorrt, write_plan
 from tests.support.generations import generate_all, make_requests
@@ -193,6 +195,97 @@ def test_an_engine_of_another_gpu_or_version_is_refused(
         check_engines(gpu_build[1], library, capability, "a card")
     assert f"for SM120 by tensorrt-rtx {VERSION}" in caught.value.message
     assert f"this machine has SM{capability} (a card) and tensorrt-rtx {version}" in caught.value.message
+
+
+def test_an_engine_in_the_place_of_another_is_refused(
+    gpu_build: tuple[Path, EngineManifest], cuda: FakeCuda, tmp_path: Path
+) -> None:
+    folder = copy_plans(gpu_build, tmp_path, (gpu_build[0] / "engine/drafter.plan").read_bytes())
+    with pytest.raises(UsageError, match=r"`engine/target.plan` has \d+ caches of .*; its manifest says \d+ of"):
+        open_fake_engine(folder, gpu_build[1], cuda).preload()
+
+
+def test_an_engine_with_shorter_caches_than_the_manifest_says_is_refused(
+    gpu_build: tuple[Path, EngineManifest], cuda: FakeCuda
+) -> None:
+    folder, manifest = gpu_build
+    longer = msgspec.structs.replace(manifest.shapes, cache_capacity=manifest.shapes.cache_capacity + 1)
+    with pytest.raises(UsageError, match="its manifest says"):
+        open_fake_engine(folder, msgspec.structs.replace(manifest, shapes=longer), cuda).preload()
+
+
+def complete(manifest: EngineManifest) -> EngineManifest:
+    """With its engines in the list of files, as a published build has them."""
+    files = tuple(EngineFile(path=each.path, size_bytes=0, sha256="") for each in manifest.engines.values())
+    graphs = {role: f"engine/{role}.onnx" for role in manifest.engines}
+    return msgspec.structs.replace(manifest, files=files, graphs=graphs)
+
+
+def change(manifest: EngineManifest, role: str, **changes: Any) -> EngineManifest:
+    changed = msgspec.structs.replace(manifest.engines[role], **changes)
+    return msgspec.structs.replace(manifest, engines={**manifest.engines, role: changed})
+
+
+def test_a_manifest_as_it_was_written_is_taken(gpu_build: tuple[Path, EngineManifest]) -> None:
+    check_record(complete(gpu_build[1]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": "../../etc/passwd"}, "is not the file of that name in its list"),
+        ({"sha256": "0"}, "is not the file of that name in its list"),
+        ({"size_bytes": 1}, "is not the file of that name in its list"),
+        ({"path": "engine/drafter.plan"}, "`engine/drafter.plan` is not its target"),
+        ({"compiler": "gcc"}, "was compiled by gcc"),
+        ({"compute_capabilities": ()}, "was compiled by"),
+        ({"profiles": ()}, "takes B up to 0, and its limits say 8"),
+    ],
+)
+def test_an_edited_record_of_an_engine_is_refused(
+    gpu_build: tuple[Path, EngineManifest], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_record(change(complete(gpu_build[1]), "target", **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engines": {}}, "holds no engines of `tensorrt-rtx`"),
+        ({"graphs": {}}, "holds no graphs for `tensorrt-rtx`"),
+        ({"backend": "onnxruntime"}, "holds no graphs for `onnxruntime`"),
+        ({"backend": "tensorrt"}, "was compiled by tensorrt-rtx"),
+        ({"backend": "abacus"}, "backend `abacus` is unknown"),
+    ],
+)
+def test_an_edited_manifest_is_refused(
+    gpu_build: tuple[Path, EngineManifest], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_record(msgspec.structs.replace(complete(gpu_build[1]), **changes))
+
+
+def test_more_sequences_than_the_engines_take_are_refused(gpu_build: tuple[Path, EngineManifest]) -> None:
+    manifest = complete(gpu_build[1])
+    wider = msgspec.structs.replace(manifest.shapes, max_batch_size=64)
+    with pytest.raises(UsageError, match="takes B up to 8, and its limits say 64"):
+        check_record(msgspec.structs.replace(manifest, shapes=wider))
+
+
+@pytest.mark.rtx
+@needs("rtx")
+@pytest.mark.parametrize(
+    ("capability", "version", "remedy"),
+    [("100", VERSION, "--backend tensorrt"), ("89", VERSION, "--sm 89"), ("120", "9.9", f"tensorrt-rtx {VERSION}")],
+)
+def test_the_remedy_is_one_that_works(
+    gpu_build: tuple[Path, EngineManifest], capability: str, version: str, remedy: str
+) -> None:
+    library = replace(load_library("tensorrt-rtx"), version=version)
+    with pytest.raises(MachineError) as caught:
+        check_engines(gpu_build[1], library, capability, "a card")
+    assert remedy in caught.value.hint
 
 
 def test_a_machine_without_a_gpu_is_told_so(gpu_build: tuple[Path, EngineManifest]) -> None:

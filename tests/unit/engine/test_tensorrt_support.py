@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.machinery
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +79,74 @@ def test_an_old_driver_is_refused_with_both_versions() -> None:
         choose_capabilities("tensorrt", (), "bf16", machine(B200, cuda=12_080))
 
 
+def fake_library(backend: str) -> Library:
+    return Library(backend=backend, module=SimpleNamespace(), version="1")
+
+
+def test_an_old_driver_is_known_by_its_number_where_cuda_cannot_be_asked() -> None:
+    old = replace(B200, driver="535.54.03")
+    with pytest.raises(MachineError, match=r"driver 535.54.03 is older than 580; `tensorrt` needs one for CUDA 13.0"):
+        choose_capabilities("tensorrt", (), "bf16", machine(old, cuda=None))
+    assert choose_backend("auto", machine(old, cuda=None)) == (
+        "onnxruntime",
+        "the B200 stays unused: driver 535.54.03 is older than 580",
+    )
+
+
+@pytest.mark.rtx
+@needs("rtx")
+def test_an_old_driver_keeps_nobody_from_compiling_for_another_gpu() -> None:
+    assert choose_capabilities("tensorrt-rtx", ("120",), "bf16", machine(L40, cuda=12_080)) == ("120",)
+    with pytest.raises(MachineError, match=r"made for CUDA 12.8; `tensorrt_rtx` needs one for CUDA 13.0"):
+        choose_capabilities("tensorrt-rtx", ("89",), "bf16", machine(L40, cuda=12_080))
+
+
+@pytest.mark.rtx
+@needs("rtx")
+def test_a_second_gpu_that_rtx_does_not_know_is_left_out() -> None:
+    assert choose_capabilities("tensorrt-rtx", (), "bf16", machine(L40, B200)) == ("89",)
+
+
+@pytest.mark.rtx
+@needs("rtx")
+@pytest.mark.parametrize("precision", ["bf16", "native"])
+def test_turing_has_no_bfloat16(precision: str) -> None:
+    with pytest.raises(PlanError, match=f"SM75 cannot multiply {precision}; SM80 is the first") as caught:
+        choose_capabilities("tensorrt-rtx", ("75",), precision, machine())
+    assert "fp16" in caught.value.hint
+    assert choose_capabilities("tensorrt-rtx", ("75",), "fp16", machine()) == ("75",)
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError", "AttributeError"])
+def test_a_library_that_fails_as_it_is_imported_is_a_fault_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    (tmp_path / "broken_tensorrt.py").write_text(f'raise {error}("libnvinfer.so.11 is gone")')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(library_module.MODULES, "tensorrt", "broken_tensorrt")
+    with pytest.raises(MachineError, match=r"`broken_tensorrt`, which cannot be imported: libnvinfer.so.11 is gone"):
+        load_library("tensorrt")
+
+
+def test_a_folder_of_the_same_name_is_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder_tensorrt").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(library_module.MODULES, "tensorrt", "folder_tensorrt")
+    with pytest.raises(MachineError, match=r"`folder_tensorrt` found in `.*` is not NVIDIA's"):
+        load_library("tensorrt")
+
+
+@pytest.mark.rtx
+@needs("rtx")
+def test_auto_passes_over_a_library_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old_tensorrt.py").write_text('__version__ = "10.16.1.11"')
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(library_module.MODULES, "tensorrt", "old_tensorrt")
+    backend, why = choose_backend("auto", machine(L40))
+    assert backend == "tensorrt-rtx"
+    assert "10.16.1.11 has no CausalMaskKind" in why
+
+
 def find_only(*names: str) -> Any:
     spec = importlib.machinery.ModuleSpec("found", None)
     return lambda name: spec if name in names else None
@@ -87,13 +157,14 @@ def find_only(*names: str) -> Any:
     [
         ((), ("tensorrt_rtx",), "onnxruntime", "shows no NVIDIA GPU"),
         ((B200,), ("tensorrt", "tensorrt_rtx"), "tensorrt", "compiles for this B200"),
-        ((B200,), (), "onnxruntime", "the B200 stays unused: neither"),
+        ((B200,), (), "onnxruntime", "stays unused: `tensorrt` is not installed, and `tensorrt_rtx` is not"),
     ],
 )
 def test_auto_says_what_it_takes_and_why(
     monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...], installed: tuple[str, ...], backend: str, reason: str
 ) -> None:
     monkeypatch.setattr("peagle_trt.engine.registry.importlib.util.find_spec", find_only(*installed))
+    monkeypatch.setattr("peagle_trt.engine.tensorrt.library.load_library", fake_library)
     found, why = choose_backend("auto", machine(*gpus))
     assert found == backend
     assert reason in why

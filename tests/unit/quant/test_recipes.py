@@ -26,6 +26,7 @@ from peagle_trt.quant.store import stored_bytes
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.safetensors_file import load_tensor
 from peagle_trt.spec import BuildSpec
+from peagle_trt.verify.sources import build_source
 from tests.support.checkpoints import edit_tensors
 from tests.support.models import save_drafter, save_target
 from tests.support.quantized import nvfp4, to_mxfp4
@@ -171,3 +172,19 @@ def test_tensorrt_is_given_bfloat16(pair: Path) -> None:
     target: Any = read_target(pair / "target")
     assert choose_recipe(target, "tensorrt-rtx")[0] == "bf16"
     assert choose_recipe(target)[0] == "fp32"
+
+
+@pytest.mark.parametrize(("precision", "share"), [("fp8", 1 / 16), ("nvfp4", 1 / 4)])
+def test_a_build_gives_its_packed_matrices_back(pair: Path, precision: str, share: float) -> None:
+    # The largest gap between neighbours is a share of the number itself: 1/8 with 3 bits, 1/2 with 1; half of it is
+    # the error, and small numbers are off by that much of their block's largest.
+    store(pair, precision)
+    target = read_target(pair / "target").config
+    drafter = read_drafter(pair / "head").config
+    stored = (open_stored(pair / precision / f"{role}.safetensors") for role in ("target", "drafter"))
+    source = build_source(target, drafter, *stored)
+    for name, part in (("q_proj", "self_attn.q_proj"), ("up_proj", "mlp.up_proj"), ("down_proj", "mlp.down_proj")):
+        expected = fused(pair, part).numpy()
+        found = source.load_target(f"layers.2.{name}")
+        assert found.shape == expected.shape
+        assert np.abs(found - expected).max() < share * np.abs(expected).max()

@@ -67,7 +67,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one_window": ({"sliding_window": 4}, "`sliding_window` must be null, or `layer_types` beside it; found `4`"),
     "used_window": ({"sliding_window": 4, "use_sliding_window": True}, "`sliding_window` must be null, or"),
     "sequential": ({"parallel_drafting": False}, "`parallel_drafting` must be true in a head that carries"),
-    "quantized": ({"quantization_config": {"bits": 4}}, "already quantized"),
+    "quantized": ({"quantization_config": {"bits": 4}}, "`quantization_config.quant_method` is missing"),
     "logit_scale": ({"logit_scale": 0.5}, "`logit_scale` must be `1`"),
     "eps": ({"rms_norm_eps": 10**400}, "`rms_norm_eps` must be a number above 0"),
     "theta": ({"rope_theta": 0}, "`rope_theta` must be a number above 1"),

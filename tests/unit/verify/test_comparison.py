@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -122,6 +123,16 @@ def test_a_recipe_without_a_limit_is_measured_and_not_judged(
     assert "measured, not judged: logits stray 1.0e-02" in outcome.summary()
     with pytest.raises(VerificationError, match="off by nan"):
         compare_subject(replace(subject, engine=UndefinedLogits(pair.engine)), manifest, source)
+
+
+def test_a_recipe_that_rounds_is_suspected_before_the_backend(
+    pair: BuiltPair, manifest: EngineManifest, source: ReferenceSource
+) -> None:
+    rounded = msgspec.structs.replace(manifest, precision="bf16")
+    subject = Subject(engine=UndefinedLogits(pair.engine), description="the graphs", tolerance=TOLERANCES["bf16"])
+    with pytest.raises(VerificationError, match=r"^the graphs disagree with the reference") as caught:
+        compare_subject(subject, rounded, source)
+    assert "bf16 may be too coarse for these weights" in caught.value.hint
 
 
 def test_a_build_can_stand_in_for_its_checkpoints(folder: Path, pair: BuiltPair, manifest: EngineManifest) -> None:

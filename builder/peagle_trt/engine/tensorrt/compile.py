@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from peagle_trt.engine.tensorrt.interruption import holding_signals, make_monitor
 from peagle_trt.engine.tensorrt.library import Library, MessageLog
 from peagle_trt.engine.tensorrt.network_check import check_network
 from peagle_trt.errors import PeagleError
+from peagle_trt.files import naming_os_errors
 from peagle_trt.spec import CompiledEngine, EngineProfile
 
 
@@ -52,6 +54,7 @@ def compile_graph(
 
     Raises:
         PeagleError: TensorRT refused the graph, or understood it differently than it was written.
+        MachineError: The disk is full, or the folder cannot be written.
     """
     trt, log, begin = library.module, MessageLog(library, needs_gpu=not library.is_ahead_of_time), time.monotonic()
     builder = trt.Builder(log.logger)
@@ -63,7 +66,9 @@ def compile_graph(
     _add_profiles(builder, config, network, profiles)
     log.require_clean(f"set up `{onnx_path.name}`")
     timing_cache = _use_timing_cache(config, options)
-    size_bytes, digest = _build(trt, builder, network, config, log, onnx_path.name, plan_path)
+    with holding_signals() as held:
+        config.progress_monitor = make_monitor(trt, held)
+        size_bytes, digest = _build(trt, builder, network, config, log, onnx_path.name, plan_path)
     if timing_cache is not None and options.timing_cache_path is not None:
         options.timing_cache_path.write_bytes(bytes(timing_cache.serialize()))
     return CompiledEngine(
@@ -139,9 +144,12 @@ def _build(
     trt: Any, builder: Any, network: Any, config: Any, log: MessageLog, name: str, plan_path: Path
 ) -> tuple[int, str]:
     """Compile into a file; returns its size and digest."""
-    with plan_path.open("wb") as file:
+    with naming_os_errors(plan_path), plan_path.open("wb") as file:
         writer = _make_writer(trt, file)
         is_built = builder.build_serialized_network_to_stream(network, config, writer)
+        # TensorRT passes over a write that failed, and says that it built an engine of which a part is missing.
+        if writer.failure is not None:
+            raise writer.failure
         # An error is an error even where an engine came out: without what it complains about, the engine is another.
         log.require_clean(f"compile `{name}`")
         if not is_built:
@@ -159,10 +167,18 @@ def _make_writer(trt: Any, file: IO[bytes]) -> Any:
             base.__init__(self)
             self.size_bytes = 0
             self.digest = hashlib.sha256()
+            self.failure: OSError | None = None
 
         def write(self, data: bytes) -> int:
+            if self.failure is not None:
+                return 0
             self.digest.update(data)
             self.size_bytes += len(data)
-            return file.write(data)
+            try:
+                return file.write(data)
+            except OSError as error:
+                # Raised through TensorRT it would come out as lines on stderr.
+                self.failure = error
+                return 0
 
     return Writer()

@@ -143,4 +143,6 @@ def open_device() -> Device:
 def _hint(status: str) -> str:
     if "MemoryAllocation" in status:
         return "build with a smaller --max-batch-size or --max-sequence-length"
+    if "InsufficientDriver" in status:
+        return "update the NVIDIA driver, or install one: it does not answer, or is older than CUDA 13.0"
     return "see whether `nvidia-smi` works; if it does, report this"

@@ -58,7 +58,8 @@ def load_library(backend: str) -> Library:
     name = MODULES[backend]
     try:
         module = importlib.import_module(name)
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        # Its packages load shared libraries as they are imported, and fail in as many ways.
         raise MachineError(
             f"backend `{backend}` needs the module `{name}`, which cannot be imported: {error}", hint=_INSTALL[backend]
         ) from error
@@ -69,9 +70,14 @@ def check_library(backend: str, module: Any) -> Library:
     """Refuse a module that lacks what the graphs need.
 
     Raises:
-        MachineError: It is too old.
+        MachineError: It is too old, or something else of that name: any folder can be imported.
     """
-    version = str(module.__version__)
+    version = getattr(module, "__version__", None)
+    if version is None:
+        where = ", ".join(getattr(module, "__path__", ())) or "nowhere"
+        raise MachineError(
+            f"the module `{MODULES[backend]}` found in `{where}` is not NVIDIA's", hint=_INSTALL[backend]
+        )
     missing = [f"{owner}.{member}" for owner, member in _NEEDED if not hasattr(getattr(module, owner, None), member)]
     if missing:
         raise MachineError(
@@ -79,7 +85,7 @@ def check_library(backend: str, module: Any) -> Library:
             "the graphs need attention over key lengths, which came with TensorRT 11.0",
             hint="install TensorRT 11.1 or newer",
         )
-    return Library(backend=backend, module=module, version=version)
+    return Library(backend=backend, module=module, version=str(version))
 
 
 class MessageLog:

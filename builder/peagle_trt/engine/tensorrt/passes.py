@@ -24,7 +24,9 @@ from peagle_trt.engine.tensorrt.device import Device
 from peagle_trt.engine.tensorrt.execution import LoadedEngine
 from peagle_trt.engine.tensorrt.library import Library
 from peagle_trt.engine.tensorrt.memory import DeviceCaches, NamedBuffers, StepArena
+from peagle_trt.errors import UsageError
 from peagle_trt.graph.batched import first_key_row
+from peagle_trt.graph.batched.ports import cache_dims
 from peagle_trt.spec import DrafterConfig, EngineManifest, TargetConfig
 
 _FLOAT32, _INT32 = np.dtype(np.float32), np.dtype(np.int32)
@@ -215,6 +217,8 @@ class TensorRTPasses:
             role: LoadedEngine(self._library, self._device, self._build_path / records[role].path, records[role])
             for role in configs
         }
+        for role, engine in engines.items():
+            self._check_caches(engine, configs[role], records[role].path)
         size_bytes = max(engine.scratch_bytes for engine in engines.values())
         scratch = self._buffers.on_device("scratch", size_bytes)
         for role, engine in engines.items():
@@ -226,6 +230,18 @@ class TensorRTPasses:
                 first_key_row=first_key_row(configs[role]),
             )
         self._engines = engines
+
+    def _check_caches(self, engine: LoadedEngine, model: TargetConfig | DrafterConfig, path: str) -> None:
+        """Refuse an engine of another model or length: rows would be written past the end of its caches."""
+        _, *dims = cache_dims(model, self._manifest.shapes.cache_capacity)
+        expected = {f"{kind}.{layer}": tuple(dims) for layer in range(model.num_layers) for kind in ("key", "value")}
+        found = {name: port.shape for name, port in engine.caches.items()}
+        if found != expected:
+            shapes = " or ".join(str(list(shape)) for shape in sorted({*found.values()})) or "none"
+            raise UsageError(
+                f"`{path}` has {len(found)} caches of {shapes}; its manifest says {len(expected)} of {dims}",
+                hint="build it again",
+            )
 
     def _run(
         self,

@@ -16,7 +16,7 @@ def target_profiles(shapes: GraphShapes) -> tuple[EngineProfile, ...]:
     """Profiles of the target."""
     rows = shapes.max_draft_tokens + 1
     usual = shapes.draft_tokens + 1
-    prompt = {"B": (1, 1, 1), "S": _up_to(PROMPT_CHUNK_ROWS), "L": (1, 1, MAX_LOGIT_ROWS)}
+    prompt = {"B": (1, 1, 1), "S": _up_to(_longest_chunk(shapes)), "L": (1, 1, MAX_LOGIT_ROWS)}
     step = {"S": (1, usual, rows), "L": (1, usual, rows)}
     return _profiles(prompt, step, shapes.max_batch_size)
 
@@ -24,7 +24,7 @@ def target_profiles(shapes: GraphShapes) -> tuple[EngineProfile, ...]:
 def drafter_profiles(shapes: GraphShapes) -> tuple[EngineProfile, ...]:
     """Profiles of the drafter."""
     slots = (1, shapes.draft_tokens, shapes.max_draft_tokens)
-    prompt = {"B": (1, 1, 1), "R": _up_to(PROMPT_CHUNK_ROWS), "K": slots}
+    prompt = {"B": (1, 1, 1), "R": _up_to(_longest_chunk(shapes)), "K": slots}
     step = {"R": (1, shapes.draft_tokens + 1, shapes.max_draft_tokens + 1), "K": slots}
     return _profiles(prompt, step, shapes.max_batch_size)
 
@@ -41,6 +41,14 @@ def _profiles(
         batch = (2, max_batch_size, max_batch_size)
         found.append(EngineProfile(name=f"step.b{max_batch_size}", dims={"B": batch, **step}))
     return (*found, EngineProfile(name=PROMPT, dims=prompt))
+
+
+def _longest_chunk(shapes: GraphShapes) -> int:
+    """Rows of a prompt's longest chunk: TensorRT refuses more than a cache holds, the masked slots behind it included.
+
+    A prompt is always shorter: a cache has more room than that behind the longest sequence.
+    """
+    return min(PROMPT_CHUNK_ROWS, shapes.cache_capacity - shapes.max_draft_tokens)
 
 
 def _up_to(size: int) -> tuple[int, int, int]:

@@ -17,8 +17,10 @@ DEFAULT_CAPABILITY = "120"
 # CUDA version of the oldest driver, 13.0, as CUDA writes it: the libraries are built for CUDA 13, and the PTX of our
 # kernels is older.
 _OLDEST_DRIVER = 13_000
-# FP4 is multiplied by Blackwell alone.
-_OLDEST_OF_PRECISION = {"nvfp4": 100, "fp8": 89}
+# The driver of CUDA 13.0 on Linux, for where CUDA cannot be asked. Source: CUDA 13.0 release notes, table 3.
+_OLDEST_DRIVER_BRANCH = 580
+# FP4 is multiplied by Blackwell alone; Turing has no bfloat16.
+_OLDEST_OF_PRECISION = {"nvfp4": 100, "fp8": 89, "bf16": 80, "native": 80}
 
 
 def choose_capabilities(backend: str, requested: tuple[str, ...], precision: str, machine: Machine) -> tuple[str, ...]:
@@ -43,7 +45,7 @@ def choose_capabilities(backend: str, requested: tuple[str, ...], precision: str
         if int(capability) < oldest:
             raise PlanError(
                 f"SM{capability} cannot multiply {precision}; SM{oldest} is the first that can",
-                hint="choose another --precision, or leave this GPU out of --sm",
+                hint="choose another --precision, such as fp16, or with --sm other GPUs",
             )
     return chosen
 
@@ -73,14 +75,23 @@ def require_gpu(backend: str, machine: Machine) -> Gpu:
             f"backend `{backend}` runs on an NVIDIA GPU, and this machine shows none",
             hint="check that `nvidia-smi` lists one; without, build with --backend onnxruntime",
         )
-    driver = machine.driver_cuda_version
-    if driver is not None and driver < _OLDEST_DRIVER:
+    problem = find_driver_problem(machine)
+    if problem:
         raise MachineError(
-            f"driver {machine.gpus[0].driver} is made for CUDA {_dotted(driver)}; "
-            f"`{MODULES[backend]}` needs one for CUDA {_dotted(_OLDEST_DRIVER)}",
+            f"{problem}; `{MODULES[backend]}` needs one for CUDA {_dotted(_OLDEST_DRIVER)}",
             hint="update the NVIDIA driver",
         )
     return machine.gpus[0]
+
+
+def find_driver_problem(machine: Machine) -> str:
+    """What is wrong with the driver of a machine with a GPU, in words, or ""."""
+    driver, cuda = machine.gpus[0].driver, machine.driver_cuda_version
+    if cuda is not None:
+        return f"driver {driver} is made for CUDA {_dotted(cuda)}" if cuda < _OLDEST_DRIVER else ""
+    branch = driver.partition(".")[0]
+    is_old = branch.isdigit() and int(branch) < _OLDEST_DRIVER_BRANCH
+    return f"driver {driver} is older than {_OLDEST_DRIVER_BRANCH}" if is_old else ""
 
 
 def _capability_of_this_gpu(requested: tuple[str, ...], machine: Machine) -> tuple[str, ...]:
@@ -98,7 +109,12 @@ def _capability_of_this_gpu(requested: tuple[str, ...], machine: Machine) -> tup
 def _capabilities_ahead(library: Library, requested: tuple[str, ...], machine: Machine) -> tuple[str, ...]:
     supported = supported_capabilities(library)
     own = [capability_of(gpu) for gpu in machine.gpus]
+    # The first GPU is the one that runs it; another beside it that cannot is no reason to refuse.
+    own = [each for each in own if each in supported or each == own[0]]
     chosen = tuple(sorted(set(requested), key=int)) or tuple(sorted(set(own), key=int)) or (DEFAULT_CAPABILITY,)
+    if machine.gpus and own[0] in chosen:
+        # The stage `verify` would find out, after the long one.
+        require_gpu(library.backend, machine)
     for capability in chosen:
         if capability not in supported:
             raise PlanError(

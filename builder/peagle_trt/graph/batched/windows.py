@@ -53,15 +53,21 @@ def window_view(
     """
     step = _count(builder, rows_BS, axis=1)
     seen = builder.op("Add", step, builder.constant(np.array(window - 1, np.int64)))
+    if has_sinks:
+        seen = builder.op("Add", seen, builder.constant(np.array(1, np.int64)))
     place_N, query_S = _range(builder, seen), _range(builder, step)
+    if has_sinks:
+        # The sinks' place is -1. TensorRT-RTX 1.7 compiles no graph that puts their column before the mask with a Pad.
+        place_N = builder.op("Sub", place_N, _int32(builder, 1))
     first_B1 = _unsqueeze(builder, builder.op("Sub", start_positions, _int32(builder, window - 1)), 1)
     position_BN = builder.op("Add", first_B1, place_N)
     mask = _mask(builder, window, place_N, query_S, position_BN)
     rows_BN = builder.op("Max", position_BN, _int32(builder, 0))
     if has_sinks:
+        is_sink_N = builder.op("Less", place_N, _int32(builder, 0))
         rows_BN = builder.op("Add", rows_BN, _int32(builder, 1))
-        rows_BN = builder.op("Pad", rows_BN, _integers(builder, 0, 1, 0, 0))
-        mask = builder.op("Pad", mask, _integers(builder, 0, 0, 0, 1, 0, 0, 0, 0), builder.constant(np.array(True)))
+        rows_BN = builder.op("Where", is_sink_N, _int32(builder, 0), rows_BN)
+        mask = builder.op("Or", mask, is_sink_N)
     batch_B11 = _unsqueeze(builder, _range(builder, _count(builder, rows_BS, axis=0)), 1, 2)
     offsets_B11 = builder.op("Mul", batch_B11, _int32(builder, num_heads * cache_rows))
     heads_H1 = builder.constant((cache_rows * np.arange(num_heads, dtype=np.int32))[:, None])

@@ -1,0 +1,36 @@
+"""Text that `measure_quantization` reads: benchmark questions, the answers that people wrote, and GSM8K's numbers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+_NUMBER = re.compile(r"-?\d[\d,]*\.?\d*")
+GSM8K_REQUEST = "\nThink step by step, and end with the number that answers the question."
+
+
+def questions_with_answers(count: int) -> list[tuple[str, str]]:
+    """The first rows of GSM8K and of HumanEval, `count` of each, as question and a person's answer."""
+    worked = [(row["question"], re.sub(r"<<.*?>>", "", row["answer"])) for row in _rows("gsm8k", count)]
+    return worked + [(row["prompt"], row["canonical_solution"]) for row in _rows("humaneval", count)]
+
+
+def problems(count: int) -> list[tuple[str, str]]:
+    """The first problems of GSM8K's test set, as request and the number that is right."""
+    return [(row["question"] + GSM8K_REQUEST, last_number(row["answer"])) for row in _rows("gsm8k", count)]
+
+
+def last_number(text: str) -> str:
+    """The last number of a text without its commas, or empty; how GSM8K is usually scored without examples."""
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "").rstrip(".").removesuffix(".00") if found else ""
+
+
+def _rows(name: str, count: int) -> Iterator[dict[str, Any]]:
+    packed = files("peagle_trt.bench").joinpath(f"prompts/{name}.jsonl.gz").read_bytes()
+    for line in gzip.decompress(packed).decode().splitlines()[:count]:
+        yield json.loads(line)
