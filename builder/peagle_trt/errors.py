@@ -64,6 +64,10 @@ class RequestError(PeagleError):
     exit_code = 2
 
 
+class OverloadError(RequestError):
+    """A request that could be honoured, but not now: too many others are waiting."""
+
+
 class PlanError(PeagleError):
     """A build cannot start: its settings contradict each other."""
 

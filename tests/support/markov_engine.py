@@ -67,7 +67,7 @@ class MarkovEngine:
         )
         self.draft_to_target = np.arange(VOCABULARY, dtype=np.int64)
         self.cache: dict[int, dict[int, int]] = {}
-        self.drafter_ends: dict[int, int] = {}
+        self.drafter_rows: dict[int, list[int]] = {}
         self.batches: list[int] = []
         self.fails_at: int | None = None
 
@@ -85,7 +85,7 @@ class MarkovEngine:
     def _read(self, item: TargetRows) -> TargetOutput:
         if item.start_position == 0:
             self.cache[item.slot] = {}
-            self.drafter_ends[item.slot] = 0
+            self.drafter_rows[item.slot] = []
         cache = self.cache[item.slot]
         assert all(position in cache for position in range(item.start_position))
         logits = []
@@ -99,9 +99,12 @@ class MarkovEngine:
     def run_drafter(self, rows: Sequence[DraftRows], draft_tokens: int) -> DraftOutput:
         logits = np.zeros((len(rows), draft_tokens, VOCABULARY), np.float32)
         for index, item in enumerate(rows):
-            # The drafter reads every accepted row exactly once, in order.
-            assert item.start_position == self.drafter_ends[item.slot]
-            self.drafter_ends[item.slot] += item.num_accepted + 1
+            # The drafter reads every accepted row in order; what it read of an earlier request must be the same still.
+            read = self.drafter_rows.setdefault(item.slot, [])
+            assert item.start_position <= len(read)
+            del read[item.start_position :]
+            assert read == [self.cache[item.slot][position + 1] for position in range(len(read))]
+            read += item.next_token_ids[: item.num_accepted + 1].tolist()
             bonus = int(item.next_token_ids[item.num_accepted])
             logits[index] = self.draft_logits[:draft_tokens, bonus]
         return DraftOutput(token_ids=logits.argmax(-1).astype(np.int32), logits=logits)
@@ -130,8 +133,9 @@ class SequentialMarkovEngine(MarkovEngine):
     def run_drafter(self, rows: Sequence[DraftRows], draft_tokens: int) -> DraftOutput:
         assert draft_tokens == 1
         for item in rows:
-            assert item.start_position == self.drafter_ends[item.slot]
-            self.drafter_ends[item.slot] += item.num_accepted + 1
+            read = self.drafter_rows[item.slot]
+            assert item.start_position == len(read)
+            read += item.next_token_ids[: item.num_accepted + 1].tolist()
         self.draft_ends = {item.slot: item.start_position + item.num_accepted + 1 for item in rows}
         return self._pass(
             [(self.cache[i.slot][self.draft_ends[i.slot] - 1], int(i.next_token_ids[i.num_accepted])) for i in rows]

@@ -29,6 +29,9 @@ PROTOCOL_PARAMETERS = frozenset(
 )
 """Source: KServe v2 and Triton's extensions of it (schedule policy, sequence, binary data, generate)."""
 
+AUTO_DRAFT_TOKENS = -1
+"""What a client sends as `draft_tokens` to have K chosen at every step: as many drafts as pay for themselves."""
+
 
 class InvalidRequestError(ValueError):
     """A client's fault; the message names the tensor."""
@@ -53,8 +56,11 @@ class RequestFields:
         seed: None draws one.
         end_id: Replaces the model's own end tokens; -1 for none at all; None keeps the model's.
         stop_words: Texts that end the answer.
+        bad_words: Texts that the answer must not hold.
+        bias_words: Texts and what is added to the logits of each of their tokens.
         excludes_prompt: The answer alone, without the prompt before it; None takes the repository's default.
-        draft_tokens: K; 0 decodes without speculation; None takes the build's K.
+        draft_tokens: K; 0 decodes without speculation; `AUTO_DRAFT_TOKENS` has it chosen at every step; None takes the
+            repository's default.
         applies_chat_template: `prompt_text` is a user's turn, to be put in the model's chat template.
         returns_text_bytes: Every response says how long its text is.
     """
@@ -73,6 +79,8 @@ class RequestFields:
     seed: int | None
     end_id: int | None
     stop_words: tuple[str, ...]
+    bad_words: tuple[str, ...]
+    bias_words: tuple[tuple[str, float], ...]
     excludes_prompt: bool | None
     draft_tokens: int | None
     applies_chat_template: bool
@@ -111,8 +119,10 @@ def read_fields(arrays: Arrays) -> RequestFields:
         seed=_either_integer(arrays, "seed", "random_seed"),
         end_id=_integer(arrays, "end_id", -1),
         stop_words=tuple(word for word in _texts(arrays, "stop_words") if word),
+        bad_words=tuple(word for word in _texts(arrays, "bad_words") if word),
+        bias_words=_bias_words(arrays),
         excludes_prompt=_flag(arrays, "exclude_input_in_output"),
-        draft_tokens=_integer(arrays, "draft_tokens", 0),
+        draft_tokens=_integer(arrays, "draft_tokens", AUTO_DRAFT_TOKENS),
         applies_chat_template=_flag(arrays, "apply_chat_template") or False,
         returns_text_bytes=_flag(arrays, "return_text_bytes") or False,
     )
@@ -167,6 +177,16 @@ def _refuse_unsupported(arrays: Arrays) -> None:
         harmless = HARMLESS_VALUES.get(field.name, ())
         if any(value not in harmless for value in values):
             raise InvalidRequestError(f"`{field.name}` is not supported; leave it out")
+
+
+def _bias_words(arrays: Arrays) -> tuple[tuple[str, float], ...]:
+    words, name = _texts(arrays, "embedding_bias_words"), "embedding_bias_weights"
+    weights = [float(value) for value in arrays[name].reshape(-1).tolist()] if name in arrays else []
+    if len(words) != len(weights) and any(words) | any(weights):
+        raise InvalidRequestError(f"`{name}` holds {len(weights)} values, and `embedding_bias_words` {len(words)}")
+    if not all(math.isfinite(weight) for weight in weights):
+        raise InvalidRequestError(f"`{name}` holds a value that is not finite")
+    return tuple((word, weight) for word, weight in zip(words, weights, strict=False) if word and weight)
 
 
 def _top_k(arrays: Arrays) -> int:

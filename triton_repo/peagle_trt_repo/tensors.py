@@ -52,6 +52,9 @@ SETTING_INPUTS = (
     TensorField("end_id", "INT32"),
     TensorField("pad_id", "INT32"),
     TensorField("stop_words", "STRING", (-1,)),
+    TensorField("bad_words", "STRING", (-1,)),
+    TensorField("embedding_bias_words", "STRING", (-1,)),
+    TensorField("embedding_bias_weights", "FP32", (-1,)),
     TensorField("exclude_input_in_output", "BOOL"),
     TensorField("return_num_input_tokens", "BOOL"),
     TensorField("return_num_output_tokens", "BOOL"),
@@ -59,13 +62,10 @@ SETTING_INPUTS = (
 )
 
 REFUSED_INPUTS = (
-    TensorField("bad_words", "STRING", (-1,)),
     TensorField("beam_width", "INT32"),
     TensorField("num_return_sequences", "INT32"),
     TensorField("length_penalty", "FP32"),
     TensorField("decoder_text_input", "STRING"),
-    TensorField("embedding_bias_words", "STRING", (-1,)),
-    TensorField("embedding_bias_weights", "FP32", (-1,)),
     TensorField("return_log_probs", "BOOL"),
     TensorField("return_context_logits", "BOOL"),
     TensorField("return_generation_logits", "BOOL"),
@@ -81,13 +81,10 @@ REFUSED_INPUTS = (
 """Declared so that a client reads why it is refused; the harmless values are in `HARMLESS_VALUES`."""
 
 HARMLESS_VALUES: dict[str, tuple[bytes | float, ...]] = {
-    "bad_words": (b"",),
     "beam_width": (0, 1),
     "num_return_sequences": (0, 1),
     "length_penalty": (0, 1),
     "decoder_text_input": (b"",),
-    "embedding_bias_words": (b"",),
-    "embedding_bias_weights": (0,),
     "return_log_probs": (0,),
     "return_context_logits": (0,),
     "return_generation_logits": (0,),
@@ -100,6 +97,7 @@ HARMLESS_VALUES: dict[str, tuple[bytes | float, ...]] = {
 """Values that ask for nothing; clients in the wild send them as fillers."""
 
 OWN_INPUTS = (
+    # K; 0 decodes without speculation, -1 lets the decode loop choose at every step.
     TensorField("draft_tokens", "INT32"),
     TensorField("apply_chat_template", "BOOL"),
 )

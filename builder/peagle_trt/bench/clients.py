@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from peagle_trt.decode.loop import DecodeLoop
+from peagle_trt.decode.request import DraftTokens
 from peagle_trt.decode.session import LoadedBuild
+from peagle_trt.decode.speculation import SpeculationController
 from peagle_trt.errors import PeagleError, UsageError
+from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
 if TYPE_CHECKING:
     from peagle_trt.bench.measure import Method
+
+SERVED_AUTO = -1
+"""What a client of a served build sends as `draft_tokens` to leave K to the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,9 @@ class ClientAnswer:
 class Client(Protocol):
     """Answers prompts with a method."""
 
+    max_adaptive_drafts: int
+    """Largest K that an adaptive method may choose."""
+
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """Answer all, `method.concurrency` at a time; in the order of the prompts."""
         ...
@@ -56,16 +65,19 @@ class InProcessClient:
     """
 
     def __init__(self, loaded: LoadedBuild, *, is_chat: bool, ends: bool, baseline: LoadedBuild | None = None) -> None:
+        self.max_adaptive_drafts = loaded.manifest.shapes.draft_tokens
         self._loaded = loaded
         self._baseline = baseline
         self._is_chat = is_chat
         self._ends = ends
+        # As in a server, what one answer teaches about costs and acceptance serves the next.
+        self._controller = SpeculationController(loaded.engine.shapes.max_draft_tokens)
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`. A prompt is submitted when one before it ends, so that the batch stays full."""
         is_baseline = self._baseline is not None and method.name == self._baseline.manifest.drafter.method
         loaded = self._baseline if self._baseline is not None and is_baseline else self._loaded
-        loop = DecodeLoop(loaded.engine, None)
+        loop = DecodeLoop(loaded.engine, None, controller=self._controller if method.is_adaptive else None)
         waiting = deque(enumerate(prompts))
         answers: dict[str, ClientAnswer] = {}
         tokens: dict[str, list[int]] = {}
@@ -94,7 +106,8 @@ class InProcessClient:
         ask = self._loaded.chat_request if self._is_chat else self._loaded.request
         request = ask(prompt, max_tokens=max_tokens, request_id=str(index))
         end_ids = request.end_ids if self._ends else ()
-        loop.submit(replace(request, draft_tokens=method.draft_tokens, end_ids=end_ids))
+        draft_tokens: DraftTokens = "auto" if method.is_adaptive else method.draft_tokens
+        loop.submit(replace(request, draft_tokens=draft_tokens, end_ids=end_ids))
 
 
 class TritonClient:
@@ -115,6 +128,8 @@ class TritonClient:
         parts = urlsplit(url if "//" in url else f"//{url}")
         if parts.hostname is None or parts.port is None:
             raise UsageError(f"`{url}` names no host and port", hint="for example http://127.0.0.1:8000")
+        # A server does not tell its K; positions beyond it stay empty.
+        self.max_adaptive_drafts = MAX_DRAFT_TOKENS
         self._client = HttpClient(parts.port, host=parts.hostname)
         # An id that no tokenizer yields cannot end an answer.
         self._settings: dict[str, object] = {"apply_chat_template": is_chat} | ({} if ends else {"end_id": -1})
@@ -125,7 +140,8 @@ class TritonClient:
             return list(pool.map(lambda prompt: self._ask(prompt, method, max_tokens), prompts))
 
     def _ask(self, prompt: str, method: Method, max_tokens: int) -> ClientAnswer:
-        payload = {"text_input": prompt, "max_tokens": max_tokens, "draft_tokens": method.draft_tokens} | self._settings
+        draft_tokens = SERVED_AUTO if method.is_adaptive else method.draft_tokens
+        payload = {"text_input": prompt, "max_tokens": max_tokens, "draft_tokens": draft_tokens} | self._settings
         started, first, tokens = time.perf_counter(), None, []
         piece: dict[str, object] = {}
         for piece in self._client.generate_stream(payload):

@@ -16,13 +16,15 @@ class Method:
 
     Attributes:
         name: "p-eagle", "eagle3" or "none".
-        draft_tokens: K; 0 for "none".
+        draft_tokens: K; 0 for "none". The largest where K is chosen step by step.
         concurrency: Requests kept in flight.
+        is_adaptive: Whether the decode loop chooses K, step by step.
     """
 
     name: str
     draft_tokens: int
     concurrency: int
+    is_adaptive: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,8 @@ from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
 METHODS = ("p-eagle", "eagle3", "none")
 # A served build is asked by one thread a request.
 CONCURRENCY = NumberList(min=1, max=1024)
-DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS)
+AUTO = 0
+DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS, words={"auto": AUTO})
 
 
 @click.command("bench")
@@ -31,7 +32,7 @@ DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS)
 @click.option("--num-prompts", type=click.IntRange(min=1), default=20, show_default=True, help="Prompts to take.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest answer.")
 @click.option("--concurrency", type=CONCURRENCY, default="1", show_default=True, help="Requests in flight, a list.")
-@click.option("-k", "--draft-tokens", type=DRAFT_TOKENS, default="5", show_default=True, help="K, a list.")
+@click.option("-k", "--draft-tokens", type=DRAFT_TOKENS, default="5", show_default=True, help="K or auto, a list.")
 @click.option(
     "--method",
     type=click.Choice(METHODS),
@@ -83,7 +84,7 @@ def command(
             build_path, method, baseline, baseline_path, is_chat=is_chat, ends=not ignore_eos, num_threads=num_threads
         )
     method = method or own
-    methods = _methods(method, baseline, concurrency, draft_tokens)
+    methods = _methods(method, baseline, concurrency, draft_tokens, client.max_adaptive_drafts)
     results = measure(client, chosen.prompts, methods, max_tokens=max_tokens, baseline=baseline, report=output.progress)
     settings = {
         "build": build_path,
@@ -134,20 +135,40 @@ def _open(
     return InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other), own
 
 
-def _methods(name: str, baseline: str, concurrency: tuple[int, ...], draft_tokens: tuple[int, ...]) -> list[Method]:
+def _methods(
+    name: str,
+    baseline: str,
+    concurrency: tuple[int, ...],
+    draft_tokens: tuple[int, ...],
+    max_adaptive_drafts: int,
+) -> list[Method]:
     """The baseline and the method at every concurrency and K; plain decoding has no K."""
     methods = []
     for count in concurrency:
         for each in dict.fromkeys([baseline, name]):
-            slots = (0,) if each == "none" else draft_tokens
-            methods += [Method(name=each, draft_tokens=number, concurrency=count) for number in slots]
+            if each == "none":
+                methods.append(Method(name=each, draft_tokens=0, concurrency=count))
+                continue
+            methods += [
+                Method(
+                    name=each,
+                    draft_tokens=max_adaptive_drafts if slots == AUTO else slots,
+                    concurrency=count,
+                    is_adaptive=slots == AUTO,
+                )
+                for slots in draft_tokens
+            ]
     return methods
 
 
 def _document(result: Result) -> dict[str, object]:
     document = asdict(result)
     method = document.pop("method")
-    return {"method": method["name"], **{key: method[key] for key in ("draft_tokens", "concurrency")}, **document}
+    return {
+        "method": method["name"],
+        **{key: method[key] for key in ("draft_tokens", "concurrency", "is_adaptive")},
+        **document,
+    }
 
 
 def _table(results: list[Result]) -> str:
@@ -163,7 +184,7 @@ def _row(result: Result) -> tuple[str, ...]:
     equal = result.is_equal_to_baseline
     return (
         result.method.name,
-        str(result.method.draft_tokens or "-"),
+        f"0..{result.method.draft_tokens}" if result.method.is_adaptive else str(result.method.draft_tokens or "-"),
         str(result.method.concurrency),
         f"{result.tokens_per_second:.1f}",
         _speedup(result),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,14 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]  # Generic from cli
     Args:
         min: Smallest number allowed.
         max: Largest; None for no limit.
+        words: Words that may be written, and the number each stands for.
     """
 
     name = "number list"
 
-    def __init__(self, *, min: int, max: int | None = None) -> None:
+    def __init__(self, *, min: int, max: int | None = None, words: Mapping[str, int] | None = None) -> None:
         self._each = click.IntRange(min, max)
+        self._words = dict(words or {})
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         """What help shows for a value."""
@@ -51,7 +53,11 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]  # Generic from cli
         parts: Sequence[Any] = value if isinstance(value, list | tuple) else str(value).split(",")
         if not parts:
             self.fail("the list is empty", param, ctx)
-        return tuple(self._each.convert(self._whole(part, param, ctx), param, ctx) for part in parts)
+        return tuple(self._number(part, param, ctx) for part in parts)
+
+    def _number(self, part: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        word = self._words.get(part.strip()) if isinstance(part, str) else None
+        return int(self._each.convert(self._whole(part, param, ctx), param, ctx)) if word is None else word
 
     def _whole(self, part: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:

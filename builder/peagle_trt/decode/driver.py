@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest
-from peagle_trt.errors import PeagleError, RequestError
+from peagle_trt.errors import OverloadError, PeagleError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,12 @@ class EngineThread:
                 self._loop.submit(request)
             except PeagleError as error:
                 refusal = GenerationChunk(
-                    request_id=request.request_id, token_ids=(), text="", finish_reason="error", error=str(error)
+                    request_id=request.request_id,
+                    token_ids=(),
+                    text="",
+                    finish_reason="error",
+                    error=str(error),
+                    is_overload=isinstance(error, OverloadError),
                 )
                 _call(on_chunk, refusal)
             else:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+DraftTokens = int | Literal["auto"] | None
+"""K of a request: see `GenerationRequest.draft_tokens`."""
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class SamplingSettings:
         frequency_penalty: Subtracted once for every occurrence in the answer; 0 is off.
         presence_penalty: Subtracted once when the answer holds the token; 0 is off.
         min_tokens: End tokens are barred until the answer has this many tokens.
+        bad_words: Runs of tokens that the answer never holds; the last token of one is barred after the others.
+        logit_bias: Token ids and what is added to their logits, before any penalty.
         seed: Seed of the request's own random stream; None draws one.
     """
 
@@ -31,6 +35,8 @@ class SamplingSettings:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
 
 
@@ -45,7 +51,10 @@ class GenerationRequest:
         sampling: How tokens are chosen.
         end_ids: Tokens that end the answer and are not part of it; empty generates to `max_tokens`.
         stop_strings: Texts that end the answer and are cut from it.
-        draft_tokens: K for this request; 0 decodes without speculation; None takes the build's K.
+        draft_tokens: K for this request; 0 decodes without speculation; None takes the build's K; "auto" takes, step by
+            step, what is fastest here and now, from 0 to the build's K.
+        priority: Among waiting requests the highest goes first, and reads its prompt first.
+        deadline_seconds: Time from submission after which the answer ends as it is; None for any time.
         samples_drafts: Draw drafts from the drafter's distribution (probabilistic) instead of taking its argmax.
     """
 
@@ -55,7 +64,9 @@ class GenerationRequest:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     end_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
-    draft_tokens: int | None = None
+    draft_tokens: DraftTokens = None
+    priority: int = 0
+    deadline_seconds: float | None = None
     samples_drafts: bool = False
 
 
@@ -103,6 +114,7 @@ class GenerationChunk:
         finish_reason: Set on the last chunk only.
         metrics: Set on the last chunk only.
         error: Set when `finish_reason` is "error".
+        is_overload: Whether that is only because too many requests are waiting.
     """
 
     request_id: str
@@ -111,3 +123,4 @@ class GenerationChunk:
     finish_reason: FinishReason | None = None
     metrics: RequestMetrics | None = None
     error: str = ""
+    is_overload: bool = False

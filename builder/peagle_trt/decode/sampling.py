@@ -5,6 +5,8 @@ Letters: V vocabulary.
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +34,9 @@ def check_sampling(settings: SamplingSettings) -> None:
             raise RequestError(f"`{name}` is {value}; expected {low}..{high}")
     if not 0.0 < settings.top_p <= 1.0:
         raise RequestError(f"`top_p` is {settings.top_p}; expected above 0 and at most 1")
+    for token_id, bias in settings.logit_bias:
+        if not -1e4 <= bias <= 1e4:
+            raise RequestError(f"`logit_bias` of token {token_id} is {bias}; expected -1e4..1e4")
     if settings.seed is not None and settings.seed < 0:
         raise RequestError(f"`seed` is {settings.seed}; expected 0 or more")
 
@@ -56,28 +61,35 @@ class LogitShaper:
         self._seen_V = np.zeros(vocab_size if self._repeats else 0, bool)
         self._count_V = np.zeros(vocab_size if self._counts else 0, np.int32)
         self._num_outputs = 0
+        self._bias_V = _bias(settings, vocab_size)
+        self._barred_ids = [word[0] for word in settings.bad_words if len(word) == 1]
+        self._long_words = [word for word in settings.bad_words if len(word) > 1]
+        # As many of the answer's last tokens as the longest word can reach back to.
+        self._tail: deque[int] = deque(maxlen=max((len(word) - 1 for word in self._long_words), default=0))
         if self._repeats:
             self._seen_V[list(prompt_ids)] = True
 
     @property
     def is_neutral(self) -> bool:
         """Whether logits always stay as they are."""
-        return not (self._repeats or self._counts or (self._settings.min_tokens > 0 and self._end_ids))
+        bars_end = self._settings.min_tokens > 0 and bool(self._end_ids)
+        return not (self._repeats or self._counts or bars_end or self._bias_V is not None or self._settings.bad_words)
 
     def append(self, token_id: int) -> None:
         """Take a token into the history."""
         self._num_outputs += 1
+        self._tail.append(token_id)
         if self._repeats:
             self._seen_V[token_id] = True
         if self._counts:
             self._count_V[token_id] += 1
 
     def shape(self, logits_V: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits with penalties and bars; the argument itself where there are none."""
-        bars_end = self._num_outputs < self._settings.min_tokens and bool(self._end_ids)
-        if not (self._repeats or self._counts or bars_end):
+        """Logits with biases, penalties and bars; the argument itself where there are none."""
+        barred_ids = self._barred()
+        if not (self._repeats or self._counts or barred_ids or self._bias_V is not None):
             return logits_V
-        shaped_V = logits_V.copy()
+        shaped_V = logits_V.copy() if self._bias_V is None else logits_V + self._bias_V
         if self._repeats:
             seen = shaped_V[self._seen_V]
             penalty = np.float32(self._settings.repetition_penalty)
@@ -85,9 +97,30 @@ class LogitShaper:
         if self._counts:
             shaped_V -= np.float32(self._settings.frequency_penalty) * self._count_V
             shaped_V -= np.float32(self._settings.presence_penalty) * (self._count_V > 0)
-        if bars_end:
-            shaped_V[self._end_ids] = -np.inf
+        shaped_V[barred_ids] = -np.inf
         return shaped_V
+
+    def _barred(self) -> list[int]:
+        """Tokens that may not come next."""
+        barred_ids = list(self._barred_ids)
+        if self._num_outputs < self._settings.min_tokens:
+            barred_ids += self._end_ids
+        tail = tuple(self._tail)
+        barred_ids += [word[-1] for word in self._long_words if _ends_with(tail, word[:-1])]
+        return barred_ids
+
+
+def _ends_with(tail: tuple[int, ...], head: tuple[int, ...]) -> bool:
+    return len(tail) >= len(head) and tail[len(tail) - len(head) :] == head
+
+
+def _bias(settings: SamplingSettings, vocab_size: int) -> NDArray[np.float32] | None:
+    if not settings.logit_bias:
+        return None
+    bias_V = np.zeros(vocab_size, np.float32)
+    for token_id, bias in settings.logit_bias:
+        bias_V[token_id] += bias
+    return bias_V
 
 
 def distribution(logits_V: NDArray[np.float32], settings: SamplingSettings) -> NDArray[np.float64]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from peagle_trt.decode.acceptance import NO_DRAFTS, Drafts, verify, verify_greedily
+from peagle_trt.decode.acceptance_rates import AcceptanceRates
 from peagle_trt.decode.answer import Answer
 from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest, RequestMetrics
 from peagle_trt.decode.sampling import LogitShaper
+from peagle_trt.decode.slots import Leftover, TakenSlot
 from peagle_trt.decode.text import TextTokenizer
-from peagle_trt.engine.protocol import TargetOutput, TargetRows
+from peagle_trt.engine.protocol import DraftRows, HiddenRows, TargetOutput, TargetRows, host_rows
 
 
 class Sequence:
@@ -22,30 +26,39 @@ class Sequence:
 
     Args:
         request: The request.
-        slot: Cache it owns.
+        taken: Cache it owns, and what that holds of the prompt.
         draft_tokens: K for this request; 0 for none.
+        rates: Acceptance of its drafts where K follows it, at most `draft_tokens`; None for a fixed K.
         max_sequence_length: Tokens of prompt and answer together.
         vocab_size: Vocabulary of the target.
         tokenizer: For text and stop strings, or None.
         submitted_at: Clock when it was submitted, seconds.
+        due_at: When its time is up, seconds of the loop's clock.
     """
 
     def __init__(
         self,
         request: GenerationRequest,
         *,
-        slot: int,
+        taken: TakenSlot,
         draft_tokens: int,
+        rates: AcceptanceRates | None = None,
         max_sequence_length: int,
         vocab_size: int,
         tokenizer: TextTokenizer | None,
         submitted_at: float,
+        due_at: float = math.inf,
     ) -> None:
         self.request = request
-        self.slot = slot
+        self.slot = taken.slot
+        self.due_at = due_at
         self.draft_tokens = draft_tokens
+        self.planned_drafts = draft_tokens
+        self.rates = rates
         self.token_ids = list(request.prompt_ids)
-        self.num_prompt_read = 0
+        self.num_prompt_read = taken.num_target
+        self._num_drafter_read = taken.num_drafter
+        self._unread: list[NDArray[np.float32]] = []
         self.drafts = NO_DRAFTS
         self.finish_reason: FinishReason | None = None
         self.generator = np.random.default_rng(request.sampling.seed)
@@ -67,9 +80,63 @@ class Sequence:
         return self.num_prompt_read < len(self.request.prompt_ids)
 
     @property
+    def num_prompt_left(self) -> int:
+        """Tokens of the prompt that have not been read."""
+        return len(self.request.prompt_ids) - self.num_prompt_read
+
+    @property
     def useful_drafts(self) -> int:
         """Drafts that could still be accepted: the step adds one token of the target's own."""
         return max(0, min(self.draft_tokens, self._limit - len(self.token_ids) - 1))
+
+    @property
+    def leftover(self) -> Leftover:
+        """What its slot holds."""
+        num_target = self.num_prompt_read if self.is_prefilling else len(self.token_ids) - 1
+        return Leftover(
+            token_ids=tuple(self.token_ids), num_target=num_target, num_drafter=min(num_target, self._num_drafter_read)
+        )
+
+    @property
+    def num_unread(self) -> int:
+        """Rows that the target has read and the drafter has not."""
+        return sum(len(rows) for rows in self._unread)
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """Memory that their hidden states take."""
+        return sum(rows.nbytes for rows in self._unread)
+
+    def postpone_drafter(self, hidden: HiddenRows, num_rows: int) -> None:
+        """Keep the hidden states of rows for a later pass of the drafter."""
+        # What an engine hands out is valid until its next pass only.
+        self._unread.append(host_rows(hidden)[:num_rows].copy())
+
+    def rows_to_draft(self, hidden: HiddenRows, *, start_position: int, num_accepted: int) -> DraftRows:
+        """Everything the drafter has not read, up to the last row that stands.
+
+        Args:
+            hidden: Hidden states of the rows the target has just read.
+            start_position: Position of the first of them.
+            num_accepted: The last of them that stands.
+        """
+        if self._unread:
+            start_position -= self.num_unread
+            hidden = np.concatenate([*self._unread, host_rows(hidden)[: num_accepted + 1]])
+            num_accepted = hidden.shape[0] - 1
+            self._unread = []
+        self._num_drafter_read = start_position + num_accepted + 1
+        # The drafter's row j carries the token after row j.
+        next_token_ids = np.zeros(hidden.shape[0], np.int32)
+        first = start_position + 1
+        next_token_ids[: num_accepted + 1] = self.token_ids[first : first + num_accepted + 1]
+        return DraftRows(
+            slot=self.slot,
+            next_token_ids=next_token_ids,
+            hidden=hidden,
+            num_accepted=num_accepted,
+            start_position=start_position,
+        )
 
     def prompt_rows(self, max_rows: int) -> TargetRows:
         """The next chunk of the prompt; its last row needs logits if it ends the prompt."""
@@ -99,6 +166,8 @@ class Sequence:
             self._num_draft_tokens += len(self.drafts.token_ids)
             for position in range(num_accepted):
                 self._accepted_by_position[position] += 1
+            if self.rates is not None:
+                self.rates.add(len(self.drafts.token_ids), num_accepted)
         self.drafts = NO_DRAFTS
         self._first_token_at = self._first_token_at or time.monotonic()
         for token in tokens:

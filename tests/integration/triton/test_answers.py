@@ -171,7 +171,6 @@ REFUSED = {
     # The server itself refuses to start an ensemble whose first member would get no input.
     "nothing at all": ({"stream": False}, "`text_input` is missing|request has 0 inputs"),
     "an empty prompt": ({"text_input": "", "max_tokens": 4}, "`text_input` is empty"),
-    "bad words": ({**ASK, "bad_words": ["no", "never"]}, "`bad_words` is not supported"),
     "beams": ({**ASK, "beam_width": 4}, "`beam_width` is not supported"),
     "too hot": ({**ASK, "temperature": -1.0}, "`temperature` is `-1`"),
     "too many drafts": ({**ASK, "draft_tokens": 99}, "`draft_tokens` is 99"),

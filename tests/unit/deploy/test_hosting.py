@@ -213,6 +213,35 @@ def test_a_named_end_token_replaces_the_models_own(host: EngineHost, driver: Dri
     assert driver.last.end_ids == (7,)
 
 
+@pytest.mark.parametrize(("sent", "asked"), [(-1, "auto"), (0, 0), (4, 4)])
+def test_k_is_off_fixed_or_chosen_at_every_step(host: EngineHost, driver: Driver, sent: int, asked: object) -> None:
+    ask(host, draft_tokens=shaped([sent], "INT32"))
+    assert driver.last.draft_tokens == asked
+
+
+@pytest.mark.parametrize(("default", "asked"), [("build", None), ("auto", "auto")])
+def test_a_request_that_does_not_name_k_gets_the_repositorys_default(
+    driver: Driver, manifest: EngineManifest, default: str, asked: object
+) -> None:
+    settings = HostSettings(default_draft_tokens=default)
+    tokenizer = TextTokenizer(byte_tokenizer(), TEMPLATE)
+    host = EngineHost(driver, manifest, tokenizer, settings=settings, counters=ServingCounters(lambda: 0, {}))
+    ask(host)
+    host.close()
+    assert driver.last.draft_tokens == asked
+
+
+def test_bad_and_biased_words_are_barred_and_biased_with_and_without_a_space(host: EngineHost, driver: Driver) -> None:
+    bias = {
+        "embedding_bias_words": shaped([b"ab"], "STRING"),
+        "embedding_bias_weights": shaped([2.5], "FP32"),
+    }
+    ask(host, bad_words=shaped([b"no"], "STRING"), **bias)
+    encode = byte_tokenizer().encode
+    assert set(driver.last.sampling.bad_words) == {tuple(encode("no").ids), tuple(encode(" no").ids)}
+    assert dict(driver.last.sampling.logit_bias) == dict.fromkeys(encode("ab").ids, 2.5)
+
+
 def test_a_turn_goes_into_the_template(host: EngineHost, driver: Driver) -> None:
     ask(host, apply_chat_template=shaped([True], "BOOL"))
     assert byte_tokenizer().decode(list(driver.last.prompt_ids)) == "<user>hi<assistant>"
@@ -227,6 +256,17 @@ def test_a_refusal_of_the_engine_is_the_clients_fault(host: EngineHost, driver: 
     sender = ask(host)
     driver.emit("", finish_reason="error", error="the prompt is too long")
     assert wait(sender)[0][0].error.code == "invalid"
+
+
+def test_a_full_line_and_a_time_that_is_up_are_nobodys_fault(host: EngineHost, driver: Driver) -> None:
+    busy = ask(host)
+    driver.emit("", finish_reason="error", error="7 requests are waiting already", is_overload=True)
+    late = ask(host)
+    driver.emit("", finish_reason="deadline")
+    for sender, message in ((busy, "7 requests are waiting"), (late, "time was up")):
+        ((response, flags),) = wait(sender)
+        assert (response.error.code, flags) == (TritonError.UNAVAILABLE, FINAL)
+        assert message in str(response.error)
 
 
 def test_a_failure_of_the_engine_is_ours(host: EngineHost, driver: Driver) -> None:

@@ -41,7 +41,13 @@ def test_the_ensemble_declares_the_classic_inputs(manifest: EngineManifest) -> N
 
 
 def test_settings_come_back_as_they_went_in(manifest: EngineManifest) -> None:
-    settings = HostSettings(exclude_input_in_output=False, max_pending_requests=7, num_threads=2)
+    settings = HostSettings(
+        exclude_input_in_output=False,
+        max_pending_requests=7,
+        num_threads=2,
+        default_draft_tokens="auto",
+        reuse_prefixes=True,
+    )
     config = _parse(model_configs(manifest, settings)["peagle"])
     as_json = json.dumps(json_format.MessageToDict(config, preserving_proto_field_name=True))
     assert read_settings({"model_config": as_json}) == settings
@@ -51,6 +57,12 @@ def test_settings_come_back_as_they_went_in(manifest: EngineManifest) -> None:
 def test_a_senseless_parameter_is_named(text: str) -> None:
     config = {"parameters": {"max_pending_requests": {"string_value": text}}}
     with pytest.raises(UsageError, match="max_pending_requests"):
+        read_settings({"model_config": json.dumps(config)})
+
+
+def test_an_unknown_default_of_k_is_refused_with_the_known_ones() -> None:
+    config = {"parameters": {"default_draft_tokens": {"string_value": "most"}}}
+    with pytest.raises(UsageError, match="`default_draft_tokens` is `most`, expected one of `build`, `auto`"):
         read_settings({"model_config": json.dumps(config)})
 
 

@@ -72,7 +72,7 @@ def test_an_old_and_a_new_name_that_differ_are_refused() -> None:
         ("frequency_penalty", float("inf")),
         ("min_tokens", -1),
         ("end_id", -2),
-        ("draft_tokens", -1),
+        ("draft_tokens", -2),
         ("stream", [True, False]),
         ("text_input", [b"\xff"]),
     ],
@@ -85,13 +85,10 @@ def test_a_value_out_of_range_is_named(name: str, value: object) -> None:
 
 # One value each that asks for something.
 ASKING = {
-    "bad_words": b"word",
     "beam_width": 2,
     "num_return_sequences": 2,
     "length_penalty": 0.5,
     "decoder_text_input": b"a",
-    "embedding_bias_words": b"a",
-    "embedding_bias_weights": 1.0,
     "return_log_probs": True,
     "return_context_logits": True,
     "return_generation_logits": True,
@@ -115,6 +112,19 @@ def test_an_option_that_is_not_honoured_is_refused_by_name(name: str) -> None:
 def test_fillers_of_classic_clients_ask_for_nothing() -> None:
     fillers = {"bad_words": b"", "stop_words": b"", "beam_width": 1, "return_log_probs": False, "length_penalty": 1.0}
     assert read_fields(arrays(text_input=b"a", max_tokens=1, **fillers)).stop_words == ()
+
+
+def test_bad_and_biased_words_lose_the_empty_ones() -> None:
+    bias = {"embedding_bias_words": [b"b", b"", b"c"], "embedding_bias_weights": [1.5, 2.0, 0.0]}
+    fields = read_fields(arrays(text_input=b"a", max_tokens=1, bad_words=[b"x", b""], **bias))
+    assert (fields.bad_words, fields.bias_words) == (("x",), (("b", 1.5),))
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, float("nan")], [1.0, 2.0, 3.0]])
+def test_biases_that_do_not_fit_their_words_are_named(weights: list[float]) -> None:
+    bias = {"embedding_bias_words": [b"b", b"c"], "embedding_bias_weights": weights}
+    with pytest.raises(InvalidRequestError, match="`embedding_bias_weights`"):
+        read_fields(arrays(text_input=b"a", max_tokens=1, **bias))
 
 
 def test_stop_words_keep_their_order_and_lose_the_empty_ones() -> None:

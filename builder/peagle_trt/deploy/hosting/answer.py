@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from peagle_trt.decode.request import GenerationChunk, RequestMetrics
 from peagle_trt_repo.outputs import AnswerMetrics, answer_arrays, metric_arrays, text_length_array
-from peagle_trt_repo.python_backend import ResponseSender, send_arrays, send_error
+from peagle_trt_repo.python_backend import ErrorCode, ResponseSender, send_arrays, send_error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,8 +45,9 @@ class Answer:
     def _finish(self, chunk: GenerationChunk) -> None:
         try:
             if chunk.finish_reason == "error":
-                # A request that was refused never ran, and has no metrics.
-                send_error(self.sender, "INVALID_ARG" if chunk.metrics is None else "INTERNAL", chunk.error)
+                send_error(self.sender, _error_code(chunk), chunk.error)
+            elif chunk.finish_reason == "deadline" and chunk.metrics is None:
+                send_error(self.sender, "UNAVAILABLE", "the request's time was up before its turn came")
             elif chunk.finish_reason == "cancelled":
                 send_error(self.sender, "CANCELLED", "the request was cancelled")
             else:
@@ -60,6 +61,13 @@ class Answer:
             arrays["text_bytes"] = text_length_array(self.text)
         self.text, self.token_ids = "", []
         return arrays
+
+
+def _error_code(chunk: GenerationChunk) -> ErrorCode:
+    if chunk.is_overload:
+        return "UNAVAILABLE"
+    # A request that was refused never ran, and has no metrics.
+    return "INVALID_ARG" if chunk.metrics is None else "INTERNAL"
 
 
 def answer_metrics(chunk: GenerationChunk) -> AnswerMetrics:

@@ -97,7 +97,13 @@ class EngineHost:
 
     def _submit(self, fields: RequestFields, sender: ResponseSender) -> None:
         request_id = f"r{next(self._request_numbers)}"
-        request = make_generation_request(request_id, fields, tokenizer=self._tokenizer, manifest=self._manifest)
+        request = make_generation_request(
+            request_id,
+            fields,
+            tokenizer=self._tokenizer,
+            manifest=self._manifest,
+            default_draft_tokens="auto" if self._settings.default_draft_tokens == "auto" else None,
+        )
         answer = Answer(
             sender=sender,
             is_streaming=fields.is_streaming,

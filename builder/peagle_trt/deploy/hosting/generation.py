@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from peagle_trt.decode.request import GenerationRequest, SamplingSettings
+from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import RequestFields
+from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, RequestFields
 from peagle_trt_repo.texts import encode_prompt
 
 NO_END_ID = -1
@@ -13,9 +13,21 @@ NO_END_ID = -1
 
 
 def make_generation_request(
-    request_id: str, fields: RequestFields, *, tokenizer: TextTokenizer, manifest: EngineManifest
+    request_id: str,
+    fields: RequestFields,
+    *,
+    tokenizer: TextTokenizer,
+    manifest: EngineManifest,
+    default_draft_tokens: DraftTokens,
 ) -> GenerationRequest:
     """Translates a checked request.
+
+    Args:
+        request_id: Its id in the decode loop.
+        fields: What the client sent.
+        tokenizer: The build's.
+        manifest: The build's.
+        default_draft_tokens: K where the client does not say.
 
     Raises:
         InvalidRequestError: Nothing is left to continue.
@@ -27,14 +39,22 @@ def make_generation_request(
         request_id=request_id,
         prompt_ids=prompt_ids,
         max_tokens=fields.max_tokens,
-        sampling=_sampling(fields),
+        sampling=_sampling(fields, tokenizer),
         end_ids=_end_ids(fields, manifest),
         stop_strings=fields.stop_words,
-        draft_tokens=fields.draft_tokens,
+        draft_tokens=_draft_tokens(fields, default_draft_tokens),
     )
 
 
-def _sampling(fields: RequestFields) -> SamplingSettings:
+def _draft_tokens(fields: RequestFields, default: DraftTokens) -> DraftTokens:
+    if fields.draft_tokens is None:
+        return default
+    return "auto" if fields.draft_tokens == AUTO_DRAFT_TOKENS else fields.draft_tokens
+
+
+def _sampling(fields: RequestFields, tokenizer: TextTokenizer) -> SamplingSettings:
+    space = tokenizer.encode(" ", add_special_tokens=False)
+    biased = [(ids, bias) for word, bias in fields.bias_words for ids in word_spellings(tokenizer, word)]
     return SamplingSettings(
         temperature=fields.temperature,
         top_k=fields.top_k,
@@ -43,8 +63,21 @@ def _sampling(fields: RequestFields) -> SamplingSettings:
         frequency_penalty=fields.frequency_penalty,
         presence_penalty=fields.presence_penalty,
         min_tokens=fields.min_tokens,
+        bad_words=tuple(ids for word in fields.bad_words for ids in word_spellings(tokenizer, word)),
+        # A token that both spellings share is biased once, and a space of its own never.
+        logit_bias=tuple({token_id: bias for ids, bias in biased for token_id in ids if token_id not in space}.items()),
         seed=fields.seed,
     )
+
+
+def word_spellings(tokenizer: TextTokenizer, word: str) -> list[tuple[int, ...]]:
+    """A word's tokens at the start of a text and after a space, which tokenizers spell differently.
+
+    A word can come about from other tokens still, as from its single letters.
+    """
+    texts = (word, f" {word}") if not word.startswith(" ") else (word,)
+    spellings = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts}
+    return sorted(ids for ids in spellings if ids)
 
 
 def _end_ids(fields: RequestFields, manifest: EngineManifest) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ def open_engine_host(args: Mapping[str, str]) -> EngineHost:
     settings = read_settings(args)
     loaded = open_build(version_path(args) / BUILD_FOLDER, num_threads=settings.num_threads or None)
     loaded.engine.preload()
-    loop = DecodeLoop(loaded.engine, loaded.tokenizer)
+    loop = DecodeLoop(loaded.engine, loaded.tokenizer, reuses_prefixes=settings.reuse_prefixes)
     counters = ServingCounters(lambda: loop.statistics.num_steps, RegisteredCounters(args["model_name"]))
     return EngineHost(EngineThread(loop), loaded.manifest, loaded.tokenizer, settings=settings, counters=counters)
 

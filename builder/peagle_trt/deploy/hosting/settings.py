@@ -22,12 +22,17 @@ class HostSettings:
         max_pending_requests: Requests in flight or waiting, beyond which new ones are refused as UNAVAILABLE.
         cancellation_check_period_ms: How often clients that left are looked for.
         num_threads: Threads of the engine; 0 leaves it to the backend.
+        reuse_prefixes: Start a prompt from what an earlier request left of it in a slot, as a chat's next turn does.
+        default_draft_tokens: K of a request that does not say: "build" for the build's K, "auto" for what is
+            fastest at each step.
     """
 
     exclude_input_in_output: bool = True
     max_pending_requests: int = 256
     cancellation_check_period_ms: int = 50
     num_threads: int = 0
+    default_draft_tokens: str = "build"
+    reuse_prefixes: bool = False
 
 
 def write_parameters(settings: HostSettings) -> dict[str, str]:
@@ -37,6 +42,8 @@ def write_parameters(settings: HostSettings) -> dict[str, str]:
         "max_pending_requests": str(settings.max_pending_requests),
         "cancellation_check_period_ms": str(settings.cancellation_check_period_ms),
         "num_threads": str(settings.num_threads),
+        "reuse_prefixes": "true" if settings.reuse_prefixes else "false",
+        "default_draft_tokens": settings.default_draft_tokens,
     }
 
 
@@ -56,6 +63,8 @@ def read_settings(args: Mapping[str, str]) -> HostSettings:
             texts, "cancellation_check_period_ms", defaults.cancellation_check_period_ms, 1
         ),
         num_threads=_integer(texts, "num_threads", defaults.num_threads, 0),
+        reuse_prefixes=_boolean(texts, "reuse_prefixes", defaults.reuse_prefixes),
+        default_draft_tokens=_word(texts, "default_draft_tokens", defaults.default_draft_tokens, ("build", "auto")),
     )
 
 
@@ -69,6 +78,13 @@ def _boolean(texts: Mapping[str, str], name: str, default: bool) -> bool:
     if text not in ("true", "false"):
         raise UsageError(f"parameter `{name}` is `{text}`, expected `true` or `false`")
     return text == "true"
+
+
+def _word(texts: Mapping[str, str], name: str, default: str, words: tuple[str, ...]) -> str:
+    text = texts.get(name, default)
+    if text not in words:
+        raise UsageError(f"parameter `{name}` is `{text}`, expected one of {', '.join(f'`{word}`' for word in words)}")
+    return text
 
 
 def _integer(texts: Mapping[str, str], name: str, default: int, minimum: int) -> int:

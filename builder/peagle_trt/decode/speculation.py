@@ -1,0 +1,208 @@
+"""Chooses K for every request at every step: as many drafts as pay for themselves, none where speculation loses.
+
+A draft is worth the chance that it is accepted; it costs a row of the target and its share of the drafter's pass. Both
+are learned while decoding, so the same build speculates alone on a machine and stops where many requests fill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from peagle_trt.decode.acceptance_rates import AcceptanceRates
+from peagle_trt.decode.step_costs import CostCurve, StepCosts, magnitude
+
+NUM_FIRST_STEPS = 3
+"""Steps of each kind, with drafts and without, before the first choice between them."""
+PROBE_PERIOD = 128
+"""Steps of one kind after which one of the other kind is tried, so that what is known stays true."""
+NUM_PROBED = 2
+"""Sequences that try drafts where speculation is off."""
+GAIN_TO_START = 1.05
+"""What speculation must promise to be switched on; it goes off below 1. Noise must not switch it back and forth."""
+
+MIN_PROMPT_ROWS = 8
+"""Rows of prompts that every step reads, whatever they cost: a newcomer must not wait for ever."""
+PROMPT_SHARE = 0.35
+"""What prompts may add to a step, as a share of it: running answers get their next token within twice the usual time,
+with room for the drafter's reading of the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftWish:
+    """A running answer that could use drafts.
+
+    Attributes:
+        max_drafts: Most that make sense, at least 1.
+        rates: Its acceptance; None takes `max_drafts` whatever they cost.
+        num_unread: Rows its drafter has to read first.
+    """
+
+    max_drafts: int
+    rates: AcceptanceRates | None
+    num_unread: int
+
+
+@dataclass(slots=True)
+class _Load:
+    """What is known about one magnitude of running answers."""
+
+    is_on: bool = True
+    num_plain: int = 0
+    num_drafting: int = 0
+    since_plain: int = 0
+    since_drafting: int = 0
+
+
+@dataclass(slots=True)
+class SpeculationController:
+    """Shared by all requests of an engine; what it learned outlives a loop.
+
+    Attributes:
+        num_positions: Largest K.
+        costs: What passes cost.
+        rates: Acceptance over all requests.
+        is_off: Whether the last choice was to draft for nobody.
+    """
+
+    num_positions: int
+    costs: StepCosts = field(default_factory=StepCosts)
+    rates: AcceptanceRates = field(init=False)
+    is_off: bool = False
+    _loads: dict[int, _Load] = field(default_factory=dict)
+    _drafter_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.rates = AcceptanceRates(self.num_positions)
+
+    def new_rates(self) -> AcceptanceRates:
+        """Rates for a new request."""
+        return AcceptanceRates(self.num_positions, self.rates)
+
+    def add_target_pass(self, *, num_sequences: int, num_rows: int, num_drafts: int, seconds: float) -> None:
+        """Learn from a target pass.
+
+        Args:
+            num_sequences: Running answers in it; prompts do not count.
+            num_rows: All its rows, those of prompts included.
+            num_drafts: Drafts among them.
+            seconds: What it took, verification included.
+        """
+        self.costs.add(self.costs.target(num_sequences), num_rows, seconds)
+        load = self._load(num_sequences)
+        if num_drafts:
+            load.num_drafting, load.since_drafting = load.num_drafting + 1, 0
+            load.since_plain += 1
+        else:
+            load.num_plain, load.since_plain = load.num_plain + 1, 0
+            load.since_drafting += 1
+
+    def add_drafter_pass(self, *, num_sequences: int, num_rows: int, seconds: float) -> None:
+        """Learn from a drafter pass that all of `num_sequences` shared; `num_rows` counts padding and masks."""
+        curve = self.costs.drafter(num_sequences)
+        self.costs.add(curve, num_rows, seconds)
+        self._drafter_seconds = float(curve.predict(np.array([num_rows]))[0])
+
+    def prompt_rows(self, *, num_sequences: int, num_rows: int, max_rows: int) -> int:
+        """Rows of prompts that a step can read without making running answers wait much longer.
+
+        Args:
+            num_sequences: Running answers.
+            num_rows: Rows of theirs.
+            max_rows: Most that may be read in any case.
+        """
+        curve = self.costs.target(num_sequences)
+        if curve.is_empty or max_rows <= MIN_PROMPT_ROWS:
+            return min(MIN_PROMPT_ROWS, max_rows)
+        choices = np.arange(MIN_PROMPT_ROWS, max_rows + 1)
+        seconds = curve.predict(num_rows + np.concatenate([[0], choices]))
+        limit = seconds[0] + PROMPT_SHARE * (seconds[0] + self._drafter_seconds)
+        return MIN_PROMPT_ROWS + max(0, int((seconds[1:] <= limit).sum()) - 1)
+
+    def choose(self, wishes: Sequence[DraftWish], *, num_sequences: int, other_rows: int) -> list[int]:
+        """K for every wish, for the coming step.
+
+        Args:
+            wishes: Running answers that could use drafts.
+            num_sequences: Running answers in all.
+            other_rows: Rows of prompts that will probably share the step.
+        """
+        counts = [wish.max_drafts if wish.rates is None else 0 for wish in wishes]
+        adaptive = [index for index, wish in enumerate(wishes) if wish.rates is not None]
+        if adaptive:
+            load = self._load(num_sequences)
+            drafted = self._choose(
+                [wishes[index] for index in adaptive], load, num_sequences, num_sequences + other_rows + sum(counts)
+            )
+            for index, count in zip(adaptive, drafted, strict=True):
+                counts[index] = count
+        self.is_off = not any(counts)
+        if self.is_off:
+            self._drafter_seconds = 0.0
+        return counts
+
+    def _choose(self, wishes: Sequence[DraftWish], load: _Load, num_sequences: int, base_rows: int) -> list[int]:
+        every, none = [wish.max_drafts for wish in wishes], [0] * len(wishes)
+        if load.num_drafting < NUM_FIRST_STEPS:
+            return every
+        if load.num_plain < NUM_FIRST_STEPS or load.since_plain >= PROBE_PERIOD:
+            return none
+        if load.since_drafting >= PROBE_PERIOD:
+            return _probe(wishes)
+        counts, gain = self._best(wishes, num_sequences, base_rows)
+        load.is_on = gain >= (1.0 if load.is_on else GAIN_TO_START)
+        return counts if load.is_on else none
+
+    def _best(self, wishes: Sequence[DraftWish], num_sequences: int, base_rows: int) -> tuple[list[int], float]:
+        """The drafts that give the most tokens a second, and how many times those of a step without drafts."""
+        survival = [wish.rates.survival(wish.max_drafts) for wish in wishes if wish.rates is not None]
+        owners = np.repeat(np.arange(len(wishes)), [len(each) for each in survival])
+        slots = np.concatenate([np.arange(1, len(each) + 1) for each in survival])
+        worth = np.concatenate(survival)
+        # Survival never rises along a sequence, so the first n of the order are always whole heads of sequences.
+        order = np.argsort(-worth, kind="stable")
+        owners, slots, worth = owners[order], slots[order], worth[order]
+        tokens = num_sequences + np.cumsum(worth)
+        target = self.costs.target(num_sequences)
+        seconds = target.predict(base_rows + np.arange(1, len(worth) + 1)) + self._draft_seconds(slots)
+        rates = tokens / seconds
+        best = int(rates.argmax())
+        plain = num_sequences / float(target.predict(np.array([base_rows]))[0])
+        counts = np.bincount(owners[: best + 1], minlength=len(wishes)).tolist()
+        return counts, float(rates[best]) / plain
+
+    def _draft_seconds(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
+        """[N] cost of the drafter's pass that makes the first 1, 2, ... N drafts of the order.
+
+        A pass is as wide as its longest member needs: K + 1 rows carried over and K - 1 masks.
+        """
+        num_sequences = np.cumsum(slots == 1)
+        rows = num_sequences * 2 * np.maximum.accumulate(slots)
+        magnitudes = np.ceil(np.log2(num_sequences)).astype(np.int64)
+        seconds = np.zeros(len(slots))
+        for each in np.unique(magnitudes).tolist():
+            chosen = magnitudes == each
+            curve = self._drafter_curve(each)
+            if not curve.is_empty:
+                seconds[chosen] = curve.predict(rows[chosen])
+        return seconds
+
+    def _drafter_curve(self, own: int) -> CostCurve:
+        """The curve of a magnitude, or where nothing was measured that of the next larger one, or else smaller one."""
+        known = self.costs.known_drafters()
+        at_least = [each for each in known if each >= own]
+        chosen = min(at_least) if at_least else max(known, default=own)
+        return self.costs.drafter(2**chosen)
+
+    def _load(self, num_sequences: int) -> _Load:
+        return self._loads.setdefault(magnitude(num_sequences), _Load())
+
+
+def _probe(wishes: Sequence[DraftWish]) -> list[int]:
+    """Drafts for the few whose drafter has the least to catch up with."""
+    order = sorted(range(len(wishes)), key=lambda index: wishes[index].num_unread)
+    chosen = set(order[:NUM_PROBED])
+    return [wish.max_drafts if index in chosen else 0 for index, wish in enumerate(wishes)]
