@@ -48,7 +48,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vllm-python", type=Path, required=True, help="python of the environment that holds vLLM")
     parser.add_argument("--target", default="tiny", help="catalog name or Hugging Face folder")
-    parser.add_argument("--drafter", type=Path, help="a P-EAGLE head; by default the one that ships for the name")
+    parser.add_argument("--drafter", type=Path, help="a P-EAGLE or EAGLE-3 head; by default the shipped one")
     parser.add_argument("--prompts", default="gsm8k")
     parser.add_argument("--num-prompts", type=int, default=6)
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -96,7 +96,7 @@ def _compare(
     folder: Path,
     arguments: argparse.Namespace,
 ) -> dict[str, Any]:
-    theirs = _ask_vllm(draft_tokens, prompts, target, head, folder / "answers.json", arguments)
+    theirs = _ask_vllm(loaded, draft_tokens, prompts, target, head, folder / "answers.json", arguments)
     answers = [_answer(loaded, draft_tokens, ids, arguments.max_tokens) for ids in prompts]
     steps = [accepted for answer in answers for accepted in answer.accepted]
     ours = {
@@ -147,6 +147,7 @@ def _answer(loaded: LoadedBuild, draft_tokens: int, prompt_ids: list[int], max_t
 
 
 def _ask_vllm(
+    loaded: LoadedBuild,
     draft_tokens: int,
     prompts: list[list[int]],
     target: Path,
@@ -158,6 +159,7 @@ def _ask_vllm(
         "target": str(target),
         "drafter": str(head),
         "draft_tokens": draft_tokens,
+        "parallel_drafting": loaded.manifest.drafter.is_parallel,
         "prompts": prompts,
         "max_tokens": arguments.max_tokens,
         "max_length": arguments.max_length,

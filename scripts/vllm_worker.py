@@ -1,6 +1,7 @@
 """Runs one target and head in vLLM; started by compare_vllm.py with the Python that vLLM is installed in.
 
-Reads a job from stdin: {"target", "drafter", "draft_tokens", "prompts": [[token ids]], "max_tokens", "max_length"}.
+Reads a job from stdin: {"target", "drafter", "draft_tokens", "parallel_drafting", "prompts": [[token ids]],
+"max_tokens", "max_length"}.
 Writes to the file named by the only argument: {"version", "tokens": [[ids]], "num_drafts", "accepted_by_position"}.
 """
 
@@ -42,7 +43,8 @@ def main() -> None:
             "method": "eagle3",
             "model": job["drafter"],
             "num_speculative_tokens": job["draft_tokens"],
-            "parallel_drafting": True,
+            # An EAGLE-3 head drafts one token a pass.
+            "parallel_drafting": job["parallel_drafting"],
         },
     )
     prompts = [vllm.TokensPrompt(prompt_token_ids=ids) for ids in job["prompts"]]

@@ -29,7 +29,7 @@ from peagle_trt.readers import (
     DrafterCheckpoint,
     TargetCheckpoint,
     check_pair,
-    read_drafter,
+    read_head,
     read_target,
     read_tokenizer,
 )
@@ -110,10 +110,9 @@ def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Che
         CheckpointError: One is damaged or unknown, or they do not fit.
     """
     target = read_target(spec.target_path)
-    drafter = read_drafter(
-        spec.drafter_path, num_target_layers=target.config.num_layers, mask_token_id=spec.mask_token_id
-    )
+    drafter = read_head(spec.drafter_path, num_target_layers=target.config.num_layers, mask_token_id=spec.mask_token_id)
     check_pair(target, drafter)
+    _check_method(spec, drafter)
     check_head_dims(target.config, drafter.config)
     is_own = spec.tokenizer_path == spec.target_path and target.tokenizer is not None
     tokenizer = target.tokenizer if is_own else read_tokenizer(spec.tokenizer_path)
@@ -212,6 +211,17 @@ def _choose_capabilities(spec: BuildSpec, choices: list[str]) -> tuple[str, ...]
     if capabilities != spec.compute_capabilities:
         choices.append(f"compiling for {', '.join(f'SM{each}' for each in capabilities)}")
     return capabilities
+
+
+def _check_method(spec: BuildSpec, drafter: DrafterCheckpoint) -> None:
+    from peagle_trt.engine.registry import require_method
+
+    require_method(spec.backend, drafter.config)
+    if spec.mask_token_id is not None and not drafter.config.is_parallel:
+        raise PlanError(
+            f"--mask-token-id is for masked slots, and `{drafter.path}` is a plain EAGLE-3 head without any",
+            hint="leave it out, or use a P-EAGLE head",
+        )
 
 
 def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCheckpoint, report: Report) -> None:

@@ -55,6 +55,7 @@ SURFACE = {
         "--chat",
         "--draft-tokens",
         "--max-tokens",
+        "--method",
         "--no-chat",
         "--repetition-penalty",
         "--seed",
@@ -88,8 +89,32 @@ SURFACE = {
 
 # Written elsewhere; these words of theirs are promised to users.
 PROMISED = {
-    "bench": {"--url", "--prompts", "--num-prompts", "--max-tokens", "--concurrency", "-k", "--method", "--baseline"},
-    "serve": {"path", "--http-port", "--grpc-port", "--metrics-port"},
+    "bench": {
+        "--url",
+        "--prompts",
+        "--num-prompts",
+        "--max-tokens",
+        "--concurrency",
+        "-k",
+        "--method",
+        "--baseline",
+        "--baseline-build",
+    },
+    "serve": {
+        "path",
+        "--http-port",
+        "--grpc-port",
+        "--metrics-port",
+        "--openai",
+        "--openai-host",
+        "--openai-port",
+        "--api-key-file",
+        "--tls-certificate",
+        "--tls-key",
+        "--max-body-bytes",
+        "--max-answers",
+        "--requests-per-minute",
+    },
     "train": {
         "--target",
         "--data",

@@ -29,6 +29,9 @@ HEAVY = (
     "gguf",
     "huggingface_hub",
     "modelopt",
+    "starlette",
+    "uvicorn",
+    "openai_harmony",
 )
 
 # Room -> rooms it may import, besides itself, `spec`, `errors` and `files`.
@@ -43,6 +46,7 @@ ROOMS = {
     "catalog": set[str](),
     "roofline": set[str](),
     "diagnose": {"readers", "quant", "graph", "engine", "decode"},
+    "openai_door": {"decode", "deploy", "build_folder"},
     "verify": {"readers", "quant", "engine", "build_folder", "machine"},
 }
 # A torch module is a class of torch's, so its file needs torch; only functions of `train` import these files.

@@ -1,4 +1,4 @@
-"""A P-EAGLE head in plain torch, without caches: every row recomputed at every step.
+"""A P-EAGLE or EAGLE-3 head in plain torch, without caches: every row recomputed at every step.
 
 Written from the architecture's description, independently of the graphs it checks.
 """
@@ -41,7 +41,31 @@ class DrafterReference:
         masks = draft_tokens - 1
         tokens = torch.tensor([*next_token_ids, *[self.c["mask_token_id"]] * masks])
         states = torch.cat([torch.from_numpy(hidden).double(), self.t["mask_hidden"].reshape(1, -1).repeat(masks, 1)])
-        fused = self._before_fc(states) @ self.t["fc.weight"].T
+        stream = self._layers(tokens, self._before_fc(states) @ self.t["fc.weight"].T)
+        last = self._norm(stream, "norm")[-draft_tokens:]
+        return (last @ self.lm_head.T).numpy()
+
+    def sequential_logits(self, next_token_ids: list[int], hidden: np.ndarray, drafts: list[int]) -> np.ndarray:
+        """Logits [K, D] of K passes of a plain EAGLE-3 head, each of which continues from the draft before it.
+
+        Args:
+            next_token_ids: Token after each row; the last is the bonus.
+            hidden: [n, A Ht] auxiliary hidden states of the rows.
+            drafts: The K - 1 tokens that passes after the first read.
+        """
+        states = self._before_fc(torch.from_numpy(hidden).double()) @ self.t["fc.weight"].T
+        tokens, logits = list(next_token_ids), []
+        for draft in [*drafts, None]:
+            stream = self._layers(torch.tensor(tokens), states)
+            last = self._norm(stream, "norm")[-1:]
+            logits.append(last @ self.lm_head.T)
+            if draft is not None:
+                states = torch.cat([states, last if self.c.get("norm_output") else stream[-1:]])
+                tokens.append(draft)
+        return torch.cat(logits).numpy()
+
+    def _layers(self, tokens: torch.Tensor, fused: torch.Tensor) -> torch.Tensor:
+        """The stream after the last layer."""
         embedded = self._norm(self.embedding[tokens], "layers.0.input_layernorm")
         normed = self._norm(fused, "layers.0.hidden_norm")
         stream = normed if self.c.get("norm_before_residual") else fused
@@ -52,8 +76,7 @@ class DrafterReference:
                 rows = self._norm(stream, f"{prefix}.input_layernorm")
             stream = stream + self._attention(rows, f"{prefix}.self_attn", self._window(layer))
             stream = stream + self._mlp(self._norm(stream, f"{prefix}.post_attention_layernorm"), f"{prefix}.mlp")
-        last = self._norm(stream, "norm")[-draft_tokens:]
-        return (last @ self.lm_head.T).numpy()
+        return stream
 
     def _before_fc(self, states: torch.Tensor) -> torch.Tensor:
         if self.c.get("norm_before_fc"):

@@ -200,3 +200,18 @@ _RESPELLERS = {
     "angelslim": _angelslim,
     "trtllm": _trtllm,
 }
+
+
+def without_mask(folder: Path, output: Path) -> Path:
+    """A P-EAGLE head in our dialect as the plain EAGLE-3 head that is left without its masked slots."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["mask_hidden"]
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("mask_token_id", "pard_token", "ptd_token_id", "parallel_drafting"):
+        del config[key]
+    output.mkdir()
+    (output / "config.json").write_text(json.dumps(config))
+    save_file(tensors, output / "model.safetensors")
+    return output

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
-from peagle_trt.engine.protocol import DraftOutput, DraftRows, TargetOutput, TargetRows
+from peagle_trt.engine.protocol import DraftOutput, DraftRows, DraftStep, TargetOutput, TargetRows
 from peagle_trt.spec import DrafterConfig, GraphShapes, RopeConfig, TargetConfig
 
 VOCABULARY = 7
@@ -110,3 +111,40 @@ class MarkovEngine:
 
     def close(self) -> None:
         self.cache.clear()
+
+
+class SequentialMarkovEngine(MarkovEngine):
+    """The same with a plain EAGLE-3 head, whose next token depends on the two tokens before it.
+
+    The drafter's state is the token before the last; a pass that continues from another position than the cache's end
+    is refused.
+    """
+
+    def __init__(self, *, seed: int = 0, agreement: float = 0.7, **limits: int) -> None:
+        super().__init__(seed=seed, agreement=agreement, **limits)
+        noise = np.random.default_rng(seed + 1).standard_normal(self.target_logits.shape).astype(np.float32) * 1.5
+        self.pair_logits = agreement * self.target_logits + (1 - agreement) * noise
+        self.drafter = msgspec.structs.replace(self.drafter, is_parallel=False, mask_token_id=-1)
+        self.num_passes = 0
+
+    def run_drafter(self, rows: Sequence[DraftRows], draft_tokens: int) -> DraftOutput:
+        assert draft_tokens == 1
+        for item in rows:
+            assert item.start_position == self.drafter_ends[item.slot]
+            self.drafter_ends[item.slot] += item.num_accepted + 1
+        self.draft_ends = {item.slot: item.start_position + item.num_accepted + 1 for item in rows}
+        return self._pass(
+            [(self.cache[i.slot][self.draft_ends[i.slot] - 1], int(i.next_token_ids[i.num_accepted])) for i in rows]
+        )
+
+    def step_drafter(self, rows: Sequence[DraftStep]) -> DraftOutput:
+        for item in rows:
+            assert item.position == self.draft_ends[item.slot] < self.shapes.cache_capacity
+            self.draft_ends[item.slot] += 1
+        return self._pass([(int(item.hidden[0]), item.token_id) for item in rows])
+
+    def _pass(self, pairs: Sequence[tuple[int, int]]) -> DraftOutput:
+        self.num_passes += 1
+        logits = np.stack([self.pair_logits[pair] for pair in pairs])[:, None]
+        states = np.array([[token] for _, token in pairs], np.float32)
+        return DraftOutput(token_ids=logits.argmax(-1).astype(np.int32), logits=logits, next_hidden=states)

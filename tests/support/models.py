@@ -14,7 +14,7 @@ from peagle_trt import __version__
 from peagle_trt.engine.registry import open_engine
 from peagle_trt.graph import build_graphs
 from peagle_trt.quant import BUILD_RECIPES, store_drafter, store_target
-from peagle_trt.readers import read_drafter, read_target
+from peagle_trt.readers import read_head, read_target
 from peagle_trt.readers.checkpoint import DrafterCheckpoint, TargetCheckpoint
 from peagle_trt.spec import ARTIFACT_FORMAT, BuildSpec, EngineManifest, TokenizerFiles
 from tests.support.heads import head_tensors, write_folder
@@ -136,7 +136,7 @@ def open_pair(
     target_path: Path, drafter_path: Path, build_path: Path, *, precision: str = "fp32", **limits: int
 ) -> BuiltPair:
     """Write weights and graphs for two checkpoints and load them, without the pipeline around it."""
-    target, drafter = read_target(target_path), read_drafter(drafter_path)
+    target, drafter = read_target(target_path), read_head(drafter_path)
     config = msgspec.structs.replace(target.config, aux_layer_ids=drafter.config.aux_layer_ids)
     engine_path = build_path / "engine"
     engine_path.mkdir(parents=True)

@@ -52,16 +52,20 @@ class InProcessClient:
         loaded: The build.
         is_chat: Put prompts into the chat template.
         ends: Stop at the model's end tokens; otherwise every answer has `max_tokens`.
+        baseline: Another build of the same target, which answers with the method of its own head.
     """
 
-    def __init__(self, loaded: LoadedBuild, *, is_chat: bool, ends: bool) -> None:
+    def __init__(self, loaded: LoadedBuild, *, is_chat: bool, ends: bool, baseline: LoadedBuild | None = None) -> None:
         self._loaded = loaded
+        self._baseline = baseline
         self._is_chat = is_chat
         self._ends = ends
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`. A prompt is submitted when one before it ends, so that the batch stays full."""
-        loop = DecodeLoop(self._loaded.engine, None)
+        is_baseline = self._baseline is not None and method.name == self._baseline.manifest.drafter.method
+        loaded = self._baseline if self._baseline is not None and is_baseline else self._loaded
+        loop = DecodeLoop(loaded.engine, None)
         waiting = deque(enumerate(prompts))
         answers: dict[str, ClientAnswer] = {}
         tokens: dict[str, list[int]] = {}

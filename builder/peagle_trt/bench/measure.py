@@ -15,7 +15,7 @@ class Method:
     """One way to decode.
 
     Attributes:
-        name: "p-eagle" or "none".
+        name: "p-eagle", "eagle3" or "none".
         draft_tokens: K; 0 for "none".
         concurrency: Requests kept in flight.
     """
@@ -75,6 +75,7 @@ def measure(
     methods: Sequence[Method],
     *,
     max_tokens: int,
+    baseline: str = "none",
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Result]:
     """Run every method over the prompts, a batch of prompts at a time.
@@ -82,11 +83,15 @@ def measure(
     Args:
         client: What answers.
         prompts: User turns.
-        methods: Methods; where there is a "none" of the same concurrency it is a method's baseline.
+        methods: Methods. A method's baseline is the one of the baseline's name with the same concurrency and, unless
+            that is "none", the same K; without one there is no speed-up.
         max_tokens: Longest answer.
+        baseline: Name of what a speed-up is over.
         report: Told of every round.
     """
-    client.answer(prompts[:1], Method(name="none", draft_tokens=0, concurrency=1), min(max_tokens, 16))
+    for each in {method.name: method for method in reversed(methods)}.values():
+        # Graphs are loaded when they are first needed.
+        client.answer(prompts[:1], each, min(max_tokens, 16))
     tallies = {method: Tally() for method in methods}
     width = max(method.concurrency for method in methods)
     rounds = range(0, len(prompts), width)
@@ -96,11 +101,14 @@ def measure(
             answers = client.answer(prompts[first : first + width], method, max_tokens)
             tallies[method].add(answers, time.perf_counter() - started)
         report(f"round {number} of {len(rounds)}")
-    return [_summarise(method, tally, _baseline(tallies, method)) for method, tally in tallies.items()]
+    return [_summarise(method, tally, _baseline(tallies, method, baseline)) for method, tally in tallies.items()]
 
 
-def _baseline(tallies: dict[Method, Tally], method: Method) -> Tally | None:
-    return tallies.get(Method(name="none", draft_tokens=0, concurrency=method.concurrency))
+def _baseline(tallies: dict[Method, Tally], method: Method, name: str) -> Tally | None:
+    if method.name == name:
+        return None
+    draft_tokens = 0 if name == "none" else method.draft_tokens
+    return tallies.get(Method(name=name, draft_tokens=draft_tokens, concurrency=method.concurrency))
 
 
 def _summarise(method: Method, tally: Tally, baseline: Tally | None) -> Result:
@@ -113,7 +121,7 @@ def _summarise(method: Method, tally: Tally, baseline: Tally | None) -> Result:
         )
         for position in range(method.draft_tokens)
     ]
-    ratios = _ratios(tally, baseline) if baseline is not None and method.name != "none" else []
+    ratios = _ratios(tally, baseline) if baseline is not None else []
     quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [None, None, None]
     return Result(
         method=method,

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import click
 
+from peagle_trt.bench.baseline import open_baseline
 from peagle_trt.bench.clients import Client, InProcessClient, TritonClient
 from peagle_trt.bench.measure import Method, Result, measure
 from peagle_trt.bench.prompt_sets import SHIPPED, read_prompts
 from peagle_trt.cli.options import FOLDER, NumberList, config_option, threads_option
 from peagle_trt.cli.output import Output
-from peagle_trt.decode.session import open_build
+from peagle_trt.decode.session import open_build, require_method
 from peagle_trt.errors import UsageError
 from peagle_trt.machine import probe_machine
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
 
-METHODS = ("p-eagle", "none")
+METHODS = ("p-eagle", "eagle3", "none")
 # A served build is asked by one thread a request.
 CONCURRENCY = NumberList(min=1, max=1024)
 DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS)
@@ -31,10 +32,19 @@ DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest answer.")
 @click.option("--concurrency", type=CONCURRENCY, default="1", show_default=True, help="Requests in flight, a list.")
 @click.option("-k", "--draft-tokens", type=DRAFT_TOKENS, default="5", show_default=True, help="K, a list.")
-@click.option("--method", type=click.Choice(METHODS), default="p-eagle", show_default=True, help="How to decode.")
 @click.option(
-    "--baseline", type=click.Choice(["none"]), default="none", show_default=True, help="What a speed-up is over."
+    "--method",
+    type=click.Choice(METHODS),
+    help="How to decode: by default as the build's head does. A server does not tell; it is taken for p-eagle.",
 )
+@click.option(
+    "--baseline",
+    type=click.Choice(["none", "eagle3"]),
+    default="none",
+    show_default=True,
+    help="What a speed-up is over: plain decoding, or an EAGLE-3 head of the same target at the same K.",
+)
+@click.option("--baseline-build", "baseline_path", type=FOLDER, help="The build that holds the EAGLE-3 head.")
 @click.option("--chat/--no-chat", "is_chat", default=None, help="Use the chat template; by default where there is one.")
 @click.option("--ignore-eos", is_flag=True, help="Give every answer its full length.")
 @threads_option
@@ -50,20 +60,31 @@ def command(
     max_tokens: int,
     concurrency: tuple[int, ...],
     draft_tokens: tuple[int, ...],
-    method: str,
+    method: str | None,
     baseline: str,
+    baseline_path: Path | None,
     is_chat: bool | None,
     ignore_eos: bool,
     num_threads: int | None,
 ) -> None:
-    """Measure BUILD, or a served one: tokens a second, acceptance, and the speed-up over plain decoding.
+    """Measure BUILD, or a served one: tokens a second, acceptance, and the speed-up over a baseline.
 
     Methods take turns on the same prompts, so that a busy machine slows all of them alike.
     """
     chosen = read_prompts(prompts, num_prompts)
-    client = _client(build_path, url, is_chat=is_chat, ends=not ignore_eos, num_threads=num_threads)
-    methods = _methods(method, concurrency, draft_tokens)
-    results = measure(client, chosen.prompts, methods, max_tokens=max_tokens, report=output.progress)
+    _check_sides(build_path, url, baseline, baseline_path)
+    client: Client
+    if url is not None:
+        # The server does not tell whether its model has a template; it refuses if there is none.
+        client, own = TritonClient(url, is_chat=is_chat is not False, ends=not ignore_eos), "p-eagle"
+    else:
+        assert build_path is not None, "one of the two was given"
+        client, own = _open(
+            build_path, method, baseline, baseline_path, is_chat=is_chat, ends=not ignore_eos, num_threads=num_threads
+        )
+    method = method or own
+    methods = _methods(method, baseline, concurrency, draft_tokens)
+    results = measure(client, chosen.prompts, methods, max_tokens=max_tokens, baseline=baseline, report=output.progress)
     settings = {
         "build": build_path,
         "url": url,
@@ -73,6 +94,7 @@ def command(
         "chat": is_chat,
         "ignore_eos": ignore_eos,
         "baseline": baseline,
+        "baseline_build": baseline_path,
     }
     best = max((item for item in results if item.method.name == method), key=lambda item: item.tokens_per_second)
     machine = asdict(probe_machine())
@@ -80,27 +102,45 @@ def command(
     output.result({**document, "machine": machine}, _table(results))
 
 
-def _client(
-    build_path: Path | None, url: str | None, *, is_chat: bool | None, ends: bool, num_threads: int | None
-) -> Client:
+def _check_sides(build_path: Path | None, url: str | None, baseline: str, baseline_path: Path | None) -> None:
     if (build_path is None) == (url is None):
         raise UsageError("give a BUILD or a --url, one of the two")
-    if url is not None:
-        # The server does not tell whether its model has a template; it refuses if there is none.
-        return TritonClient(url, is_chat=is_chat is not False, ends=ends)
-    assert build_path is not None
-    loaded = open_build(build_path, num_threads=num_threads)
-    return InProcessClient(
-        loaded, is_chat=loaded.tokenizer.has_chat_template if is_chat is None else is_chat, ends=ends
-    )
+    if (baseline == "none") != (baseline_path is None):
+        raise UsageError(
+            "--baseline eagle3 and --baseline-build go together", hint="a build holds one head; name the other build"
+        )
+    if url is not None and baseline_path is not None:
+        raise UsageError("--baseline eagle3 is measured on builds, not on a served one", hint="leave --url out")
 
 
-def _methods(name: str, concurrency: tuple[int, ...], draft_tokens: tuple[int, ...]) -> list[Method]:
+def _open(
+    path: Path,
+    method: str | None,
+    baseline: str,
+    baseline_path: Path | None,
+    *,
+    is_chat: bool | None,
+    ends: bool,
+    num_threads: int | None,
+) -> tuple[Client, str]:
+    """What answers, and the method of the build's head."""
+    loaded = open_build(path, num_threads=num_threads)
+    own = loaded.manifest.drafter.method
+    require_method(loaded.manifest, method or own)
+    other = None
+    if baseline_path is not None:
+        other = open_baseline(baseline_path, baseline, loaded, num_threads=num_threads)
+    uses_chat = loaded.tokenizer.has_chat_template if is_chat is None else is_chat
+    return InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other), own
+
+
+def _methods(name: str, baseline: str, concurrency: tuple[int, ...], draft_tokens: tuple[int, ...]) -> list[Method]:
+    """The baseline and the method at every concurrency and K; plain decoding has no K."""
     methods = []
     for count in concurrency:
-        methods.append(Method(name="none", draft_tokens=0, concurrency=count))
-        if name != "none":
-            methods += [Method(name=name, draft_tokens=slots, concurrency=count) for slots in draft_tokens]
+        for each in dict.fromkeys([baseline, name]):
+            slots = (0,) if each == "none" else draft_tokens
+            methods += [Method(name=each, draft_tokens=number, concurrency=count) for number in slots]
     return methods
 
 

@@ -10,7 +10,8 @@ import click
 from peagle_trt.cli.options import FOLDER, threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.decode.request import RequestMetrics, SamplingSettings
-from peagle_trt.decode.session import open_build, stream
+from peagle_trt.decode.session import open_build, require_method, stream
+from peagle_trt.errors import UsageError
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
 # What the decode loop accepts; said here so that help shows it.
@@ -31,6 +32,11 @@ SEED = click.IntRange(min=0)
     type=click.IntRange(0, MAX_DRAFT_TOKENS),
     help="K; the build's by default; 0 decodes without speculation.",
 )
+@click.option(
+    "--method",
+    type=click.Choice(["p-eagle", "eagle3", "none"]),
+    help="How to decode; as the build's head does by default. none is -k 0.",
+)
 @click.option("--temperature", type=TEMPERATURE, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=TOP_K, default=0, show_default=True, help="Draw from this many tokens; 0 is all.")
 @click.option("--top-p", type=TOP_P, default=1.0, show_default=True, help="Draw from this much of the probability.")
@@ -49,6 +55,7 @@ def command(
     prompt: str,
     max_tokens: int,
     draft_tokens: int | None,
+    method: str | None,
     stop_strings: tuple[str, ...],
     is_chat: bool | None,
     num_threads: int | None,
@@ -62,12 +69,15 @@ def command(
 
     BUILD is a folder that `peagle-trt build` has written.
     """
+    if method == "none" and draft_tokens:
+        raise UsageError(f"--method none drafts nothing, and -k asks for {draft_tokens}")
     loaded = open_build(build_path, num_threads=num_threads)
+    require_method(loaded.manifest, method or loaded.manifest.drafter.method)
     uses_chat = loaded.tokenizer.has_chat_template if is_chat is None else is_chat
     ask = loaded.chat_request if uses_chat else loaded.request
     request = replace(
         ask(prompt, max_tokens=max_tokens),
-        draft_tokens=draft_tokens,
+        draft_tokens=0 if method == "none" else draft_tokens,
         stop_strings=stop_strings,
         sampling=SamplingSettings(
             temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed

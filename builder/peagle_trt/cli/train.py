@@ -1,4 +1,4 @@
-"""`peagle-trt train`: questions in, a P-EAGLE head out."""
+"""`peagle-trt train`: questions in, a head out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import click
 from peagle_trt import catalog
 from peagle_trt.cli.options import FILE, FOLDER, NumberList, config_option
 from peagle_trt.cli.output import Output
+from peagle_trt.errors import UsageError
+from peagle_trt.spec.drafter import Method
 from peagle_trt.train.fitting import MemoryRequest
 from peagle_trt.train.objectives import OBJECTIVES
 from peagle_trt.train.optimizer import OptimizerSettings
@@ -17,6 +19,10 @@ from peagle_trt.train.partition import METHODS
 from peagle_trt.train.run import TrainingReport, TrainingRequest, train_head
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.settings import TrainingSettings
+
+USUAL_RETENTION = 0.7
+# Source: EAGLE-3's own training weighs depth d by 0.8^d; P-EAGLE's authors name no decay.
+USUAL_DECAY: dict[Method, float] = {"p-eagle": 1.0, "eagle3": 0.8}
 
 
 @click.command("train")
@@ -31,7 +37,22 @@ from peagle_trt.train.settings import TrainingSettings
     help="Questions as JSON lines with `messages`, `turns`, `prompt` or `text`; the target answers them itself.",
 )
 @click.option("-o", "--output", "output_path", type=FOLDER, required=True, help="Folder of the head.")
-@click.option("--layers", type=click.IntRange(min=1), default=2, show_default=True, help="Decoder layers of the head.")
+@click.option(
+    "--method",
+    type=click.Choice(["p-eagle", "eagle3"]),
+    default="p-eagle",
+    show_default=True,
+    help="p-eagle drafts K tokens in one pass; eagle3, its baseline, one token a pass (training-time test).",
+)
+@click.option(
+    "--start",
+    "start_path",
+    type=FOLDER,
+    help="Begin with the weights of this head, P-EAGLE's or EAGLE-3's, instead of the target's last layers.",
+)
+@click.option(
+    "--layers", type=click.IntRange(min=1), help="Decoder layers of the head; 2, or those of --start, by default."
+)
 @click.option(
     "--aux-layers",
     "auxiliary_layers",
@@ -40,7 +61,16 @@ from peagle_trt.train.settings import TrainingSettings
     help="Target layers whose inputs the head reads; 2, n/2 and n-3 by default.",
 )
 @click.option("--depths", type=click.IntRange(2, 32), default=7, show_default=True, help="K in training; above yours.")
-@click.option("--retention", type=click.FloatRange(0.05, 1.0), default=0.7, show_default=True, help="Kept a depth.")
+@click.option(
+    "--retention",
+    type=click.FloatRange(0.05, 1.0),
+    help="Slots kept from one depth to the next; 0.7 by default.",
+)
+@click.option(
+    "--depth-decay",
+    type=click.FloatRange(0.0, 1.0, min_open=True),
+    help="Weight of a depth's loss relative to the one before; 1 for p-eagle, 0.8 for eagle3 by default.",
+)
 @click.option("--draft-vocab-size", type=click.IntRange(min=16), help="Draft vocabulary; 98.5 % coverage by default.")
 @click.option("--mask-token-id", type=click.IntRange(min=0), help="Token of mask slots; an unused one by default.")
 @click.option("--steps", type=click.IntRange(min=1), default=1000, show_default=True, help="Optimizer steps.")
@@ -136,10 +166,13 @@ def command(
     target: str,
     questions_path: Path,
     output_path: Path,
-    layers: int,
+    method: Method,
+    start_path: Path | None,
+    layers: int | None,
     auxiliary_layers: tuple[int, ...] | None,
     depths: int,
-    retention: float,
+    retention: float | None,
+    depth_decay: float | None,
     draft_vocab_size: int | None,
     mask_token_id: int | None,
     steps: int,
@@ -161,17 +194,21 @@ def command(
     seed: int,
     is_resumed: bool,
 ) -> None:
-    """Train a P-EAGLE head on the target's own greedy answers.
+    """Train a P-EAGLE head, or an EAGLE-3 head to compare it with, on the target's own greedy answers.
 
     The output folder takes the head with the best acceptance, and under `work` the answers with their hidden states,
     the last state, the metrics of every step and a picture of them. Several processes share the work when `torchrun`
     starts them.
     """
+    if method == "eagle3" and retention is not None:
+        raise UsageError("--retention thins out masked slots, and an EAGLE-3 head has none", hint="leave it out")
     is_known = not Path(target).exists() or catalog.has_entry(target)
     request = TrainingRequest(
         target_path=catalog.target_path(catalog.find_entry(target)) if is_known else Path(target),
         questions_path=questions_path,
         output_path=output_path,
+        method=method,
+        start_path=start_path,
         num_layers=layers,
         auxiliary_layers=auxiliary_layers,
         draft_vocab_size=draft_vocab_size,
@@ -187,7 +224,8 @@ def command(
             budget_bytes=None if memory_budget is None else int(memory_budget * 2**30),
         ),
         settings=TrainingSettings(
-            drop=DropSettings(num_depths=depths, retention=retention),
+            drop=DropSettings(num_depths=depths, retention=USUAL_RETENTION if retention is None else retention),
+            depth_decay=USUAL_DECAY[method] if depth_decay is None else depth_decay,
             optimizer=OptimizerSettings(
                 matrix_rate=learning_rate, total_steps=steps, warmup_steps=warmup or max(1, min(30, steps // 10))
             ),
@@ -223,5 +261,6 @@ def _text(report: TrainingReport, path: Path) -> str:
         f"{path}: acceptance length {report.held_out.length:.3f} on held-out answers, head of step "
         f"{report.best_step} of {report.num_steps}, trained on "
         f"{report.num_answers} answers ({report.num_answer_tokens} tokens), "
-        f"draft vocabulary {report.draft_vocab_size}, mask token {report.mask_token_id}"
+        f"draft vocabulary {report.draft_vocab_size}"
+        + ("" if report.mask_token_id is None else f", mask token {report.mask_token_id}")
     )

@@ -34,6 +34,13 @@ class Drafts:
         kept = None if self.probabilities_KV is None else self.probabilities_KV[:count]
         return Drafts(token_ids=self.token_ids[:count], probabilities_KV=kept)
 
+    def then(self, following: Drafts) -> Drafts:
+        """These and then others, of which either all or none were drawn."""
+        if self.probabilities_KV is None or following.probabilities_KV is None:
+            return Drafts(token_ids=self.token_ids + following.token_ids)
+        both = np.concatenate([self.probabilities_KV, following.probabilities_KV])
+        return Drafts(token_ids=self.token_ids + following.token_ids, probabilities_KV=both)
+
 
 NO_DRAFTS = Drafts(token_ids=())
 

@@ -1,4 +1,7 @@
-"""The speculative loop: one target pass and one drafter pass a step, shared by every request in flight."""
+"""The speculative loop: one target pass and one drafter pass a step, shared by every request in flight.
+
+A plain EAGLE-3 head takes a pass for every draft.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from peagle_trt.decode.sampling import check_sampling
 from peagle_trt.decode.sequence import Sequence
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.engine.protocol import DraftOutput, DraftRows, Engine, TargetOutput, TargetRows
+from peagle_trt.engine.sequential import draft_in_turn
 from peagle_trt.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -151,12 +155,29 @@ class DecodeLoop:
             self.statistics.num_drafter_passes += 1
 
     def _draft(self, rows: list[DraftRows], by_slot: dict[int, Sequence]) -> None:
+        if not self._engine.drafter.is_parallel:
+            self._draft_in_turn(rows, [by_slot[item.slot] for item in rows])
+            return
         draft_tokens = max(by_slot[item.slot].draft_tokens for item in rows)
         output = self._engine.run_drafter(rows, draft_tokens)
         self.statistics.num_drafter_passes += 1
         for index, item in enumerate(rows):
             sequence = by_slot[item.slot]
             sequence.take_drafts(self._drafts_of(sequence, output, index).first(sequence.draft_tokens))
+
+    def _draft_in_turn(self, rows: list[DraftRows], sequences: list[Sequence]) -> None:
+        """With a plain EAGLE-3 head: a pass for each draft, continued from the draft that was chosen."""
+        chosen: dict[int, Drafts] = {}
+
+        def choose(place: int, output: DraftOutput, index: int) -> int:
+            draft = self._drafts_of(sequences[place], output, index)
+            chosen[place] = chosen[place].then(draft) if place in chosen else draft
+            return draft.token_ids[0]
+
+        counts = [sequence.useful_drafts for sequence in sequences]
+        self.statistics.num_drafter_passes += draft_in_turn(self._engine, rows, counts, choose)
+        for place, sequence in enumerate(sequences):
+            sequence.take_drafts(chosen[place], counts[place])
 
     def _drafts_of(self, sequence: Sequence, output: DraftOutput, index: int) -> Drafts:
         settings = sequence.request.sampling

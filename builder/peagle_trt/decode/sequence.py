@@ -106,10 +106,10 @@ class Sequence:
                 self._append(token)
         return num_accepted
 
-    def take_drafts(self, drafts: Drafts) -> None:
-        """Keep what the drafter proposed for the next step."""
+    def take_drafts(self, drafts: Drafts, num_passes: int = 1) -> None:
+        """Keep what the drafter proposed for the next step, and in how many passes."""
         self.drafts = drafts
-        self.num_drafter_passes += 1
+        self.num_drafter_passes += num_passes
 
     def finish(self, reason: FinishReason) -> None:
         """End the answer, unless it has ended."""

@@ -100,6 +100,30 @@ def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBui
     return LoadedBuild(path=build_path, manifest=manifest, engine=engine, tokenizer=tokenizer)
 
 
+def require_method(manifest: EngineManifest, method: str) -> None:
+    """Refuse to decode with another kind of head than a build holds.
+
+    Args:
+        manifest: Of the build.
+        method: "p-eagle", "eagle3", or "none", which any build can do.
+
+    Raises:
+        UsageError: The build's head is of the other kind.
+    """
+    found = manifest.drafter.method
+    if method in ("none", found):
+        return
+    if method == "eagle3":
+        raise UsageError(
+            f"method `eagle3` needs an EAGLE-3 head, and build `{manifest.name}` holds a P-EAGLE head",
+            hint="a P-EAGLE head never read its own states; train one with `train --method eagle3` and build it",
+        )
+    raise UsageError(
+        f"method `{method}` needs a P-EAGLE head, and build `{manifest.name}` holds a plain EAGLE-3 head",
+        hint=f"use --method {found}, or build with a P-EAGLE head",
+    )
+
+
 def require_files(build_path: Path, manifest: EngineManifest) -> None:
     """Compare every file's size with the manifest, and the content of those that were touched since it was written.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,30 +91,45 @@ class TextTokenizer:
         found = self._tokenizer.token_to_id(token)
         return None if found is None else int(found)
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def base_vocabulary(self) -> dict[str, int]:
+        """Token to id, without the added tokens."""
+        return dict(self._tokenizer.get_vocab(with_added_tokens=False))
+
+    def template_reads(self, name: str) -> bool:
+        """Whether the chat template looks at a variable, such as `tools`; what it does not read would be lost."""
+        if self._chat_template is None:
+            return False
+        from jinja2 import TemplateSyntaxError
+        from jinja2.meta import find_undeclared_variables
+
+        try:
+            return name in find_undeclared_variables(_template_environment().parse(self._chat_template))
+        except TemplateSyntaxError:
+            return False
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
         """Messages as the one text the model was trained to continue.
 
         Args:
-            messages: `role` and `content` of every turn.
+            messages: `role` and `content` of every turn, and what else the template reads of it.
             add_generation_prompt: Open the assistant's turn at the end.
+            variables: What else the template reads, as `tools`.
 
         Raises:
             RequestError: The model has no template, or the template refuses the messages.
         """
         if self._chat_template is None:
             raise RequestError("this model has no chat template", hint="send plain text")
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def refuse(message: str) -> None:
-            raise TemplateError(message)
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = refuse
+        names = {**self._special, **(variables or {})}
         try:
-            return environment.from_string(self._chat_template).render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special
-            )
+            template = _template_environment().from_string(self._chat_template)
+            return str(template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **names))
         except Exception as error:
             # A template is a program: besides TemplateError it may raise whatever its expressions do.
             raise RequestError(
@@ -122,6 +139,28 @@ class TextTokenizer:
     def stream(self) -> TextStream:
         """A fresh incremental decoder."""
         return TextStream(self._tokenizer)
+
+
+def _template_environment() -> Any:
+    """What templates are written for. Source: transformers, `utils/chat_template_utils.py`, which also defines the two
+    functions and a `tojson` that leaves HTML alone.
+    """
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: object, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
 
 
 class TextStream:

@@ -116,7 +116,7 @@ class GrpcStream:
         self._results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         self._client = grpc_client.InferenceServerClient(f"{LOOPBACK}:{port}")
         self._client.start_stream(callback=lambda result, error: self._results.put((result, error)))
-        self._client.async_stream_infer(model, _grpc_inputs(payload), enable_empty_final_response=True)
+        self._client.async_stream_infer(model, grpc_inputs(payload), enable_empty_final_response=True)
 
     def __enter__(self) -> GrpcStream:
         return self
@@ -138,7 +138,7 @@ class GrpcStream:
                 raise PeagleError(f"no piece came in {REQUEST_TIMEOUT_SECONDS:.0f} s") from silence
             if error is not None:
                 raise RequestError(str(error))
-            piece = _grpc_outputs(result)
+            piece = grpc_outputs(result)
             yield piece
             if piece["is_final"]:
                 return
@@ -158,7 +158,8 @@ def _checked(body: dict[str, Any], status: int) -> dict[str, Any]:
     return _with_id_list(body)
 
 
-def _grpc_inputs(payload: Payload) -> list[Any]:
+def grpc_inputs(payload: Payload) -> list[Any]:
+    """Inputs by name as the client library's tensors."""
     import tritonclient.grpc as grpc_client
 
     inputs = []
@@ -172,7 +173,8 @@ def _grpc_inputs(payload: Payload) -> list[Any]:
     return inputs
 
 
-def _grpc_outputs(result: Any) -> dict[str, Any]:
+def grpc_outputs(result: Any) -> dict[str, Any]:
+    """A response's outputs by name; `is_final` is the server's final flag."""
     response = result.get_response()
     piece: dict[str, Any] = {"is_final": response.parameters["triton_final_response"].bool_param}
     for output in response.outputs:

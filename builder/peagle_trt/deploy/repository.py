@@ -20,6 +20,8 @@ from peagle_trt.spec import EngineManifest
 logger = logging.getLogger(__name__)
 
 VERSION = "1"
+ENGINE_BUILD = Path("peagle") / VERSION / BUILD_FOLDER
+"""Where a repository holds the whole build, relative to its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from peagle_trt.deploy.build_files import read_whole_build
 from peagle_trt.deploy.leftovers import owner_prefix, sweep_stale_folders
 from peagle_trt.deploy.ports import LOOPBACK, ServerPorts
-from peagle_trt.deploy.repository import assemble_repository, is_repository
+from peagle_trt.deploy.repository import ENGINE_BUILD, assemble_repository, is_repository
 from peagle_trt.deploy.server import TritonServer
 from peagle_trt.engine.registry import require_runnable
+from peagle_trt.errors import PeagleError
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,21 @@ WATCH_PERIOD_SECONDS = 1.0
 LOG_NAME = "tritonserver.log"
 
 
-def serve(path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Report) -> None:
+class Door(Protocol):
+    """Something that listens in front of the server."""
+
+    def require_alive(self) -> None:
+        """Raises when it has closed by itself."""
+        ...
+
+
+OpenDoor = Callable[[Path, ServerPorts, Callable[[], bool]], contextlib.AbstractContextManager[Door]]
+"""Takes a folder with the build's manifest and tokenizer, the server's ports, and what tells whether it still runs."""
+
+
+def serve(
+    path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Report, open_door: OpenDoor | None = None
+) -> None:
     """Serves until SIGINT or SIGTERM. Call it from the main thread.
 
     Args:
@@ -34,6 +50,7 @@ def serve(path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Re
         ports: Where to listen.
         log_folder: Folder for the server's log; None keeps it only while the server runs, and if it fails.
         report: Takes a line about what is going on.
+        open_door: Opens a second door in front of the server; it closes first.
 
     Raises:
         UsageError: `path` is neither.
@@ -51,9 +68,15 @@ def serve(path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Re
             try:
                 for line in _greeting(ports):
                     report(line)
-                while not is_stopping.wait(WATCH_PERIOD_SECONDS):
-                    server.require_alive()
-                report("stopping")
+                with contextlib.ExitStack() as doors:
+                    watched: list[TritonServer | Door] = [server]
+                    if open_door is not None:
+                        build = repository / ENGINE_BUILD
+                        watched.append(doors.enter_context(open_door(build, ports, lambda: _is_alive(server))))
+                    while not is_stopping.wait(WATCH_PERIOD_SECONDS):
+                        for each in watched:
+                            each.require_alive()
+                    report("stopping")
             finally:
                 server.stop()
 
@@ -67,6 +90,14 @@ def require_servable(path: Path) -> None:
     """
     if not is_repository(path):
         require_runnable(read_whole_build(path))
+
+
+def _is_alive(server: TritonServer) -> bool:
+    try:
+        server.require_alive()
+    except PeagleError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

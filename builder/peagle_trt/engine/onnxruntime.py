@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from peagle_trt.engine.draft_vocabulary import read_draft_to_target
 from peagle_trt.engine.ort_graph import GraphFamily
-from peagle_trt.engine.protocol import DraftOutput, DraftRows, TargetOutput, TargetRows, host_rows
+from peagle_trt.engine.protocol import DraftOutput, DraftRows, DraftStep, TargetOutput, TargetRows, host_rows
+from peagle_trt.engine.sequential_onnxruntime import run_first_pass, run_next_pass
 from peagle_trt.quant import find_recipe
 from peagle_trt.spec import EngineManifest
 
 
 class OnnxRuntimeEngine:
-    """Target and drafter of one build. See `engine.protocol.Engine`.
+    """Target and drafter of one build. See `engine.protocol.SequentialEngine`.
 
     A pass takes the smallest graph with a group for every sequence; groups left over work on a scratch cache that no
     sequence owns. A graph is loaded when a pass first needs it, or by `preload`.
@@ -79,7 +80,7 @@ class OnnxRuntimeEngine:
 
         Args:
             rows: One entry a slot; together at most `max_batch_size`.
-            draft_tokens: K, 1..`max_draft_tokens`.
+            draft_tokens: K, 1..`max_draft_tokens`; 1 with a sequential head.
 
         Returns:
             Drafts in the order of `rows`.
@@ -89,6 +90,11 @@ class OnnxRuntimeEngine:
         """
         if not 1 <= draft_tokens <= self.shapes.max_draft_tokens:
             raise ValueError(f"draft_tokens is {draft_tokens}; expected 1..{self.shapes.max_draft_tokens}")
+        if not self.drafter.is_parallel:
+            if draft_tokens != 1:
+                raise ValueError(f"draft_tokens is {draft_tokens}; a pass of an EAGLE-3 head drafts 1")
+            self._check([(item.slot, item.start_position + item.num_accepted + 1) for item in rows])
+            return run_first_pass(self._drafters, self.drafter, rows)
         width = max(len(item.next_token_ids) for item in rows) + draft_tokens - 1
         self._check([(item.slot, item.start_position + width) for item in rows])
         groups = self._drafters.smallest(len(rows))
@@ -100,6 +106,23 @@ class OnnxRuntimeEngine:
         found = self._drafters.graph(groups).run(feeds, outputs, slots=[item.slot for item in rows])
         count = len(rows)
         return DraftOutput(token_ids=found["draft_token_ids"][:count], logits=found["draft_logits"][:count])
+
+    def step_drafter(self, rows: Sequence[DraftStep]) -> DraftOutput:
+        """Draft one more token for different slots, with a sequential head.
+
+        Args:
+            rows: One entry a slot; together at most `max_batch_size`.
+
+        Returns:
+            Drafts in the order of `rows`.
+
+        Raises:
+            ValueError: The head is parallel, a slot appears twice or does not exist, or rows run past the cache.
+        """
+        if self.drafter.is_parallel:
+            raise ValueError("a P-EAGLE head drafts all tokens in one pass")
+        self._check([(item.slot, item.position + 1) for item in rows])
+        return run_next_pass(self._drafters, self.drafter, rows)
 
     def preload(self) -> None:
         """Load every graph now, so that no request waits for one."""

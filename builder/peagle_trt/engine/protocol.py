@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,11 +115,31 @@ class DraftOutput:
         token_ids: [B, K] int32, ids of the target's vocabulary.
         logits: [B, K, D] float32 over the draft vocabulary, valid until the next call; None beside `candidates`.
         candidates: What stands for the logits, or None.
+        next_hidden: [B, H of the drafter] float32, the state that goes with the drafted token into a `DraftStep`,
+            valid until the next call; None from a parallel head.
     """
 
     token_ids: NDArray[np.int32]
     logits: NDArray[np.float32] | None = None
     candidates: DraftCandidates | None = None
+    next_hidden: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftStep:
+    """A drafted token for a sequential head to continue from.
+
+    Attributes:
+        slot: Cache the sequence owns.
+        token_id: The draft.
+        hidden: [H of the drafter] float32, `next_hidden` of the pass that drafted it.
+        position: One past the position of the row that drafted it.
+    """
+
+    slot: int
+    token_id: int
+    hidden: NDArray[np.float32]
+    position: int
 
 
 class Engine(Protocol):
@@ -136,7 +156,10 @@ class Engine(Protocol):
         ...
 
     def run_drafter(self, rows: Sequence[DraftRows], draft_tokens: int) -> DraftOutput:
-        """Draft for up to `max_batch_size` different slots in ONE drafter forward."""
+        """Draft for up to `max_batch_size` different slots in ONE drafter forward.
+
+        A sequential head drafts one token: K is 1.
+        """
         ...
 
     def preload(self) -> None:
@@ -145,4 +168,13 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what is loaded; safe to call twice, and a later pass loads again what it needs."""
+        ...
+
+
+@runtime_checkable
+class SequentialEngine(Engine, Protocol):
+    """An engine that runs plain EAGLE-3 heads, whose every pass after the first continues from its own draft."""
+
+    def step_drafter(self, rows: Sequence[DraftStep]) -> DraftOutput:
+        """Draft one more token for up to `max_batch_size` different slots in one drafter forward."""
         ...

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle_trt.engine.protocol import Engine
-from peagle_trt.errors import MachineError, UsageError
+from peagle_trt.errors import MachineError, PlanError, UsageError
 from peagle_trt.machine import Machine, probe_machine
-from peagle_trt.spec import EngineManifest
+from peagle_trt.spec import DrafterConfig, EngineManifest
 
 if TYPE_CHECKING:
     from peagle_trt.engine.tensorrt.library import Library
@@ -40,6 +40,19 @@ def choose_backend(requested: str, machine: Machine | None = None) -> tuple[str,
     return requested, "asked for"
 
 
+def require_method(backend: str, drafter: DrafterConfig) -> None:
+    """Refuse a head that a backend does not run.
+
+    Raises:
+        PlanError: It is a plain EAGLE-3 head, and the backend runs P-EAGLE heads alone.
+    """
+    if not drafter.is_parallel and backend in COMPILING_BACKENDS:
+        raise PlanError(
+            f"backend `{backend}` runs no plain EAGLE-3 heads, which draft one token a pass (method `eagle3`)",
+            hint="use --backend onnxruntime, or a P-EAGLE head",
+        )
+
+
 def check_engine(build_path: Path, manifest: EngineManifest) -> None:
     """Load every engine of a build once, one after the other.
 
@@ -62,8 +75,10 @@ def open_engine(build_path: Path, manifest: EngineManifest, *, num_threads: int 
 
     Raises:
         UsageError: The build was made for a backend this release does not have.
+        PlanError: The backend does not run this kind of head.
         MachineError: This machine cannot load it.
     """
+    require_method(manifest.backend, manifest.drafter)
     if manifest.backend == "onnxruntime":
         from peagle_trt.engine.onnxruntime import OnnxRuntimeEngine
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle_trt.graph.drafter import drafter_graph
+from peagle_trt.graph.sequential_drafter import sequential_drafter_graph
 from peagle_trt.graph.target import target_graph
 from peagle_trt.spec import BuildSpec, DrafterConfig, GraphShapes, TargetConfig, TensorSpec
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
@@ -58,7 +59,8 @@ def build_graphs(
         model = target_graph(target, stored_target, num_groups=groups, cache_capacity=capacity)
         graphs[f"target.b{groups}"] = _write(model, engine_path / f"target.b{groups}.onnx")
     for groups in drafter_buckets(spec.max_batch_size):
-        model = drafter_graph(drafter, weights, num_groups=groups, cache_capacity=capacity)
+        write_drafter = drafter_graph if drafter.is_parallel else sequential_drafter_graph
+        model = write_drafter(drafter, weights, num_groups=groups, cache_capacity=capacity)
         graphs[f"drafter.b{groups}"] = _write(model, engine_path / f"drafter.b{groups}.onnx")
     return shapes, graphs
 

@@ -40,10 +40,41 @@ def drafter_graph(
     """
     builder = GraphBuilder("drafter", stored)
     layer_input, residual, sample_rows = _parallel_draft(builder, config, num_groups)
-    attention = GroupedAttention(
-        builder, _heads(config), config.rope, num_groups=num_groups, cache_capacity=cache_capacity
-    )
+    attention = drafter_attention(builder, config, num_groups=num_groups, cache_capacity=cache_capacity)
     rows, stream = flatten(builder, layer_input, 2 * config.hidden_size), flatten(builder, residual, config.hidden_size)
+    normed, _ = drafter_layers(builder, config, attention, rows, stream)
+    _sample(builder, config, normed, sample_rows, num_groups)
+    return builder.model()
+
+
+def drafter_attention(
+    builder: GraphBuilder, config: DrafterConfig, *, num_groups: int, cache_capacity: int
+) -> GroupedAttention:
+    """The attention of a head's layers, after its first inputs are declared."""
+    heads = HeadShape(
+        num_query=config.num_attention_heads,
+        num_key_value=config.num_key_value_heads,
+        dim=config.head_dim,
+        norm_epsilon=config.rms_norm_eps if config.has_qk_norm else None,
+    )
+    return GroupedAttention(builder, heads, config.rope, num_groups=num_groups, cache_capacity=cache_capacity)
+
+
+def drafter_layers(
+    builder: GraphBuilder, config: DrafterConfig, attention: GroupedAttention, rows: str, stream: str
+) -> tuple[str, str]:
+    """All layers and the final norm.
+
+    Args:
+        builder: Graph under construction.
+        config: The drafter.
+        attention: Emits the attention.
+        rows: [T, 2H], the fusion layer's input.
+        stream: [T, H], what its attention is added to.
+
+    Returns:
+        [T, H] each: the normalised rows that `lm_head` reads, and the stream before the norm.
+    """
     last, stream = decoder_layer(
         builder, attention, 0, rows, stream, config.rms_norm_eps, window=config.attention_window(0)
     )
@@ -51,18 +82,12 @@ def drafter_graph(
         rows, stream = add_and_norm(builder, last, stream, f"layers.{layer}.input_norm", config.rms_norm_eps)
         window = config.attention_window(layer)
         last, stream = decoder_layer(builder, attention, layer, rows, stream, config.rms_norm_eps, window=window)
-    normed, _ = add_and_norm(builder, last, stream, "norm", config.rms_norm_eps)
-    _sample(builder, config, normed, sample_rows, num_groups)
-    return builder.model()
+    return add_and_norm(builder, last, stream, "norm", config.rms_norm_eps)
 
 
-def _heads(config: DrafterConfig) -> HeadShape:
-    return HeadShape(
-        num_query=config.num_attention_heads,
-        num_key_value=config.num_key_value_heads,
-        dim=config.head_dim,
-        norm_epsilon=config.rms_norm_eps if config.has_qk_norm else None,
-    )
+def fuse_states(builder: GraphBuilder, config: DrafterConfig, hidden_T: str) -> str:
+    """The target's auxiliary states at the drafter's width: optional norms, then `fc`."""
+    return linear(builder, _before_fc(builder, config, hidden_T), "fc")
 
 
 def _parallel_draft(builder: GraphBuilder, config: DrafterConfig, batch: int) -> tuple[str, str, str]:
@@ -72,7 +97,7 @@ def _parallel_draft(builder: GraphBuilder, config: DrafterConfig, batch: int) ->
     num_accepted = builder.input("num_accepted", "INT32", [batch])
     start_positions = builder.input("start_positions", "INT32", [batch])
     mask_token_ids = builder.input("mask_token_ids", "INT32", ["K"])
-    fused = linear(builder, _before_fc(builder, config, flatten(builder, hidden, fused_width)), "fc")
+    fused = fuse_states(builder, config, flatten(builder, hidden, fused_width))
     by_sequence = builder.op("Reshape", fused, builder.constant(np.array([batch, -1, config.hidden_size], np.int64)))
     builder.function(parallel_draft_function(widens_embedding=builder.is_turned("embed_tokens")))
     layer_input, residual, _, sample_rows = builder.ops(

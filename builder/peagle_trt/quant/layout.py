@@ -115,7 +115,10 @@ def kept_drafter_names(drafter: DrafterCheckpoint) -> list[str]:
 
 
 def computed_drafter_tensors(drafter: DrafterCheckpoint) -> list[StoredTensor]:
-    """What no head stores in the form a graph needs: the masked slots' fused state, and draft ids as target ids."""
+    """What no head stores in the form a graph needs: the masked slots' fused state, and draft ids as target ids.
+
+    A plain EAGLE-3 head has no masked slots.
+    """
     config = drafter.config
     mask = StoredTensor(
         name="fused_mask_hidden", dtype="F32", shape=(config.hidden_size,), produce=lambda: fuse_mask_hidden(drafter)
@@ -126,7 +129,7 @@ def computed_drafter_tensors(drafter: DrafterCheckpoint) -> list[StoredTensor]:
         shape=(config.draft_vocab_size,),
         produce=lambda: draft_to_target_ids(drafter),
     )
-    return [mask, ids]
+    return [mask, ids] if config.is_parallel else [ids]
 
 
 def gathered_output_layer(drafter: DrafterCheckpoint, target: TargetCheckpoint) -> StoredTensor:

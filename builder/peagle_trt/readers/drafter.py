@@ -53,7 +53,7 @@ def read_drafter(
     if not head.config.is_parallel:
         raise CheckpointError(
             f"`{path}` lacks `mask_hidden`: it is a plain EAGLE-3 head, which drafts one token a pass",
-            hint="use a P-EAGLE head, or train one for this target; `inspect` and `convert` take plain heads too",
+            hint="use a P-EAGLE head, or train one; `build`, `inspect` and `convert` take plain heads too",
         )
     return head
 

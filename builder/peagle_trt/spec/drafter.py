@@ -11,6 +11,9 @@ from peagle_trt.spec.rope import RopeConfig
 NO_MASK_TOKEN = -1
 """`mask_token_id` of a head that has no masked slots."""
 
+Method = Literal["p-eagle", "eagle3"]
+"""How a head drafts: all slots in one pass, or one token a pass."""
+
 AuxNumbering = Literal["inputs", "outputs", "not said"]
 """How a file numbers the target's layers: k is the stream entering layer k, or the one leaving it; or it names none."""
 
@@ -50,7 +53,8 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         has_own_embeddings: The checkpoint carries an embedding table; otherwise the target's is used.
         has_own_lm_head: The checkpoint carries an output layer; otherwise rows of the target's are used.
         has_vocabulary_map: The checkpoint carries `d2t`; otherwise draft ids are target ids.
-        num_depths: Slots the head was trained to fill in one pass, or None when the checkpoint does not say.
+        num_depths: Slots the head was trained to fill in one pass, or passes it was trained to take in a row, or None
+            when the checkpoint does not say.
 
     Source: vLLM 0.32 `llama_eagle3.py`; the P-EAGLE paper (arXiv 2602.01469, section 2).
     """
@@ -85,6 +89,11 @@ class DrafterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     has_own_lm_head: bool = False
     has_vocabulary_map: bool = False
     num_depths: int | None = None
+
+    @property
+    def method(self) -> Method:
+        """How the head drafts."""
+        return "p-eagle" if self.is_parallel else "eagle3"
 
     def attention_window(self, layer: int) -> int:
         """Tokens that a layer looks back at, the current one included; 0 for all."""

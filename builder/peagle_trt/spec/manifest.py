@@ -132,8 +132,8 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         shapes: Limits of the engines.
         tokenizer: The text side.
         graphs: Role to path, relative to the build folder. Roles: `target.b{G}` and `drafter.b{G}`, a graph for each
-            number of sequences G that may share a pass; a pass of fewer takes the next larger one. With the TensorRT
-            backends: `target` and `drafter`, one graph each.
+            number of sequences G that may share a pass; a pass of fewer takes the next larger one; the drafter's graphs
+            are those of its head's kind. With the TensorRT backends: `target` and `drafter`, one graph each.
         files: Every file of the build except the manifest itself.
         sources: Where target and drafter came from, as a person would cite it.
         engines: Role to engine, for backends that compile their graphs.

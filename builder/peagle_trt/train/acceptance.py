@@ -10,6 +10,7 @@ import numpy as np
 
 from peagle_trt.train.batches import pack_rows
 from peagle_trt.train.sampling import full_rows
+from peagle_trt.train.unrolled import unroll
 
 if TYPE_CHECKING:
     import torch
@@ -106,13 +107,15 @@ def measure_acceptance(
 def draft_everywhere(
     head: PeagleHead, tables: FrozenTables, sequence: TrainingSequence, draft_tokens: int
 ) -> NDArray[np.int64]:
-    """The drafts of a rollout at every slot of an answer, in one forward pass.
+    """The drafts of a rollout at every slot of an answer; a P-EAGLE head's in one forward pass.
 
     Returns:
         Target ids, [slots from the first generated token on, K].
     """
     import torch
 
+    if not head.config.is_parallel:
+        return _draft_in_turn(head, tables, sequence, draft_tokens)
     num_slots = len(sequence.token_ids) - 2
     anchors = np.arange(sequence.prompt_length - 1, num_slots)
     plan = full_rows(num_slots, anchors, draft_tokens)
@@ -124,4 +127,24 @@ def draft_everywhere(
         tokens = tables.draft_to_target_D[logits.argmax(dim=-1)].numpy()
     first, masked = tokens[: len(anchors), None], tokens[len(anchors) :].reshape(len(anchors), draft_tokens - 1)
     drafts: NDArray[np.int64] = np.concatenate([first, masked], axis=1)
+    return drafts
+
+
+def _draft_in_turn(
+    head: PeagleHead, tables: FrozenTables, sequence: TrainingSequence, draft_tokens: int
+) -> NDArray[np.int64]:
+    """The same of an EAGLE-3 head, a pass a draft.
+
+    A pass reads the text where drafting would read the draft. They differ behind a wrong draft only, where no walk
+    looks. What lies beyond the text is -1, which is no token.
+    """
+    import torch
+
+    anchors = np.arange(sequence.prompt_length - 1, len(sequence.token_ids) - 2)
+    drafts = np.full((len(anchors), draft_tokens), -1, np.int64)
+    with torch.inference_mode():
+        for each in unroll(head, tables.embeddings_VH, sequence, anchors, draft_tokens):
+            logits = (head.normalise(each.stream_MH).to(tables.head_DH.dtype) @ tables.head_DH.T).float()
+            chosen = tables.draft_to_target_D[logits.argmax(dim=-1)]
+            drafts[: len(each.anchors), each.depth] = chosen.numpy()
     return drafts

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peagle_trt import readers
 from peagle_trt.errors import CheckpointError
 from peagle_trt.files import replacing, write_text
-from peagle_trt.readers import read_drafter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,8 @@ def write_head(
     from peagle_trt.writers.vllm import config_document
 
     tensors = {_dialect_name(name): value.to(torch.bfloat16).contiguous() for name, value in state.items()}
-    tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
+    if head.config.is_parallel:
+        tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
     if len(draft_to_target) != target.vocab_size:
         tensors["d2t"] = torch.from_numpy(draft_offsets(draft_to_target))
     write_text(folder / CONFIG_NAME, json.dumps(config_document(head.config, "BF16", target), indent=2) + "\n")
@@ -58,8 +59,15 @@ def write_head(
         file.write(save(tensors, metadata={"format": "pt"}))
 
 
-def read_head(folder: Path, compute_dtype: torch.dtype) -> tuple[PeagleHead, NDArray[np.int64]]:
-    """Load a head of any known dialect.
+def read_head(
+    folder: Path, compute_dtype: torch.dtype, *, num_target_layers: int | None = None
+) -> tuple[PeagleHead, NDArray[np.int64]]:
+    """Load a head of any known dialect, P-EAGLE's or EAGLE-3's.
+
+    Args:
+        folder: Of the checkpoint.
+        compute_dtype: Type of the linear layers.
+        num_target_layers: Layers of the target, for a head that does not name the ones it reads.
 
     Returns:
         The head, and the target id of each draft id.
@@ -72,7 +80,7 @@ def read_head(folder: Path, compute_dtype: torch.dtype) -> tuple[PeagleHead, NDA
 
     from peagle_trt.train.head import PeagleHead, auxiliary_width
 
-    checkpoint = read_drafter(folder)
+    checkpoint = readers.read_head(folder, num_target_layers=num_target_layers)
     config = checkpoint.config
     _refuse_extras(folder, config)
     head = PeagleHead(config, torch.ones(auxiliary_width(config)), compute_dtype)

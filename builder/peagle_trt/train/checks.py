@@ -11,6 +11,7 @@ from peagle_trt.train.prompting import ChatFormat, make_prompts
 if TYPE_CHECKING:
     from peagle_trt.train.corpus import Question
     from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.fitting import MemoryRequest
 
 
 def check_lengths(
@@ -73,3 +74,18 @@ def check_mask_token(mask_token_id: int, sequences: Sequence[TrainingSequence], 
                 f"the mask token `{mask_token_id}` occurs in the data, first in answer `{place}`",
                 hint="name a token that no text holds with --mask-token-id",
             )
+
+
+def check_sequential(memory: MemoryRequest, mask_token_id: int | None) -> None:
+    """Refuse what a plain EAGLE-3 head has no use for.
+
+    Raises:
+        UsageError: Steps are to be cut, or a mask token is named.
+    """
+    if memory.num_segments is not None or memory.budget_bytes is not None:
+        raise UsageError(
+            "steps of an EAGLE-3 head are not cut",
+            hint="leave out --segments and --memory-budget: its sequences run one by one, each whole",
+        )
+    if mask_token_id is not None:
+        raise UsageError("an EAGLE-3 head has no masked slots", hint="leave out --mask-token-id")

@@ -12,7 +12,7 @@ import numpy as np
 
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationRequest, RequestMetrics
-from peagle_trt.engine.protocol import DraftOutput, DraftRows, TargetOutput, TargetRows, host_rows
+from peagle_trt.engine.protocol import DraftOutput, DraftRows, DraftStep, TargetOutput, TargetRows, host_rows
 from peagle_trt.errors import PeagleError
 from peagle_trt.spec import GraphShapes
 from peagle_trt.train.held_context import append
@@ -83,10 +83,16 @@ class TorchEngine:
         """One pass a sequence over its accepted rows, the bonus row and the mask rows."""
         import torch
 
+        assert draft_tokens == 1 or self.drafter.is_parallel, "a pass of an EAGLE-3 head drafts one token"
         with torch.inference_mode():
-            logits = torch.stack([self._draft(item, draft_tokens) for item in rows])
-            tokens = self._tables.draft_to_target_D[logits.argmax(dim=-1)]
-        return DraftOutput(token_ids=tokens.numpy().astype(np.int32), logits=logits.numpy())
+            return self._output([self._draft(item, draft_tokens) for item in rows])
+
+    def step_drafter(self, rows: Sequence[DraftStep]) -> DraftOutput:
+        """One pass a sequence over its last draft, with an EAGLE-3 head."""
+        import torch
+
+        with torch.inference_mode():
+            return self._output([self._step(item) for item in rows])
 
     def preload(self) -> None:
         """Nothing waits on disk."""
@@ -95,22 +101,59 @@ class TorchEngine:
         """Free the drafter's caches."""
         self._drafted = [[] for _ in self._drafted]
 
+    def _output(self, streams: list[Tensor]) -> DraftOutput:
+        """Drafts of the slots of each sequence, [K, H] each."""
+        import torch
+
+        stream = torch.stack(streams)
+        normed = self._head.normalise(stream)
+        logits = normed @ self._tables.head_DH.float().T
+        tokens = self._tables.draft_to_target_D[logits.argmax(dim=-1)]
+        handed_on = normed if self.drafter.norm_output else stream
+        return DraftOutput(
+            token_ids=tokens.numpy().astype(np.int32),
+            logits=logits.numpy(),
+            next_hidden=None if self.drafter.is_parallel else handed_on[:, -1].numpy(),
+        )
+
+    def _step(self, item: DraftStep) -> Tensor:
+        import torch
+
+        prefix = self._held(item.slot, item.position)
+        written: list[KeysValues] = []
+
+        def attend(layer: int, queries: Tensor, own: KeysValues) -> Tensor:
+            written.append(own)
+            return _attend_last(queries, append([prefix[layer]], [own])[0])
+
+        stream: Tensor = self._head.continue_stream(
+            torch.from_numpy(item.hidden.copy())[None],
+            torch.tensor([item.token_id]),
+            torch.tensor([item.position]),
+            self._tables.embeddings_VH,
+            attend,
+        )
+        # The next verify step's rows begin before this one, which drops it.
+        self._drafted[item.slot] = append(prefix, written)
+        return stream
+
+    def _held(self, slot: int, length: int) -> list[KeysValues]:
+        """Keys and values of the first rows of a sequence; empty at its start."""
+        held = self._drafted[slot] if length else []
+        prefix = [KeysValues(keys=layer.keys[:length], values=layer.values[:length]) for layer in held]
+        assert not prefix or len(prefix[0].keys) == length, "the drafter has read all before these rows"
+        return prefix
+
     def _draft(self, item: DraftRows, draft_tokens: int) -> Tensor:
         num_real = item.num_accepted + 1
-        held = self._drafted[item.slot] if item.start_position else []
-        prefix = [
-            KeysValues(keys=layer.keys[: item.start_position], values=layer.values[: item.start_position])
-            for layer in held
-        ]
-        assert not prefix or len(prefix[0].keys) == item.start_position, "the drafter has read all before these rows"
+        prefix = self._held(item.slot, item.start_position)
         written: list[KeysValues] = []
         rows = self._rows(item, num_real, draft_tokens)
-        hidden_RH = self._head(rows, self._tables.embeddings_VH, prefix or None, written)
+        stream_RH = self._head.stream(rows, self._tables.embeddings_VH, prefix or None, written)
         # Mask rows leave nothing behind.
         real = [KeysValues(keys=layer.keys[:num_real], values=layer.values[:num_real]) for layer in written]
         self._drafted[item.slot] = append(prefix or None, real)
-        logits: Tensor = hidden_RH[num_real - 1 :] @ self._tables.head_DH.float().T
-        return logits
+        return stream_RH[num_real - 1 :]
 
     def _rows(self, item: DraftRows, num_real: int, draft_tokens: int) -> HeadRows:
         import torch
@@ -136,6 +179,16 @@ class TorchEngine:
             positions_R=places + item.start_position,
             layouts=[layout],
         )
+
+
+def _attend_last(queries_1QD: Tensor, held: KeysValues) -> Tensor:
+    """Attention of one row over all that is held, itself the last of it; [1, Q*D]."""
+    import torch.nn.functional as functional
+
+    group = queries_1QD.shape[1] // held.keys.shape[1]
+    keys, values = (part.transpose(0, 1).repeat_interleave(group, dim=0)[None] for part in (held.keys, held.values))
+    mixed = functional.scaled_dot_product_attention(queries_1QD.transpose(0, 1)[None], keys, values)
+    return mixed[0].transpose(0, 1).flatten(1)
 
 
 def decode_prompts(

@@ -1,4 +1,4 @@
-"""The P-EAGLE drafter in torch, over the flat rows of several sequences or over pieces of one.
+"""The P-EAGLE or EAGLE-3 drafter in torch, over the flat rows of several sequences or over pieces of one.
 
 Shape letters: R rows of all sequences, H drafter hidden, T target hidden, A auxiliary width (3T), Q query heads,
 N key-value heads, D head dimension.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -48,11 +49,14 @@ class HeadRows:
 class PeagleHead(nn.Module):
     """fc, a fusion layer that reads [embedding | hidden], ordinary layers, a final norm.
 
+    A plain EAGLE-3 head is the same without `mask_hidden`.
+
     The auxiliary states' columns differ in size by orders of magnitude, so `fc` is trained on columns divided by
     `auxiliary_scale_A`; `folded_state` multiplies it back, and a checkpoint holds the plain architecture.
     """
 
     auxiliary_scale_A: Tensor
+    mask_hidden_A: nn.Parameter | None
     _cosines: Tensor
     _sines: Tensor
     _context_table: Tensor
@@ -72,7 +76,9 @@ class PeagleHead(nn.Module):
         self.config, self.compute_dtype = config, compute_dtype
         self.register_buffer("auxiliary_scale_A", auxiliary_scale_A.float())
         self.fc = _matrix(config.hidden_size, auxiliary_width(config))
-        self.mask_hidden_A = nn.Parameter(torch.randn(auxiliary_width(config)))
+        # Drawn for either kind, so that a seed gives both the same other weights.
+        mask_hidden_A = nn.Parameter(torch.randn(auxiliary_width(config)))
+        self.register_parameter("mask_hidden_A", mask_hidden_A if config.is_parallel else None)
         self.hidden_norm = nn.Parameter(torch.ones(config.hidden_size))
         self.layers = nn.ModuleList(HeadLayer(config, is_first=index == 0) for index in range(config.num_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
@@ -101,12 +107,53 @@ class PeagleHead(nn.Module):
         Returns:
             [R, H] float32, after the final norm.
         """
+        return self.normalise(self.stream(rows, embeddings_VH, prefix, written))
+
+    def stream(
+        self,
+        rows: HeadRows,
+        embeddings_VH: Tensor,
+        prefix: Sequence[KeysValues] | None = None,
+        written: list[KeysValues] | None = None,
+    ) -> Tensor:
+        """The rows after the last layer, [R, H] float32, before the final norm; arguments are those of `forward`."""
         hidden_RH, rotation, first = self._enter(rows, embeddings_VH)
         for index, layer in enumerate(self.head_layers()):
             attend = self._attention(rows, None if prefix is None else prefix[index], written)
             hidden_RH = layer(hidden_RH, first, self.hidden_norm, rotation, attend, self.compute_dtype)
             first = None
-        return rms_norm(hidden_RH, self.norm, self.config.rms_norm_eps)
+        return hidden_RH
+
+    def continue_stream(
+        self,
+        hidden_RH: Tensor,
+        token_ids_R: Tensor,
+        positions_R: Tensor,
+        embeddings_VH: Tensor,
+        attend: Callable[[int, Tensor, KeysValues], Tensor],
+    ) -> Tensor:
+        """The stream of rows whose state is the head's own, past `fc`: a pass of a sequential head after its first.
+
+        Args:
+            hidden_RH: What the pass before handed on.
+            token_ids_R: Tokens that it drafted.
+            positions_R: Rotary positions.
+            embeddings_VH: The target's embedding table.
+            attend: Attention of a layer, by its index.
+
+        Returns:
+            [R, H] float32, before the final norm.
+        """
+        rotation = (self._cosines[positions_R][:, None], self._sines[positions_R][:, None])
+        first: Tensor | None = embeddings_VH[token_ids_R]
+        for index, layer in enumerate(self.head_layers()):
+            hidden_RH = layer(hidden_RH, first, self.hidden_norm, rotation, partial(attend, index), self.compute_dtype)
+            first = None
+        return hidden_RH
+
+    def normalise(self, stream_RH: Tensor) -> Tensor:
+        """lm_head's input, the stream after the final norm."""
+        return rms_norm(stream_RH, self.norm, self.config.rms_norm_eps)
 
     def keys_values(
         self, rows: HeadRows, embeddings_VH: Tensor, prefix: Sequence[KeysValues] | None = None
@@ -135,7 +182,8 @@ class PeagleHead(nn.Module):
     def _enter(self, rows: HeadRows, embeddings_VH: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor | None]:
         """Layer 0's hidden input, the rotation of the rows, their embeddings."""
         scaled_RA = rows.auxiliary_RA / self.auxiliary_scale_A
-        scaled_RA = torch.where(rows.is_mask_R[:, None], self.mask_hidden_A, scaled_RA)
+        if self.mask_hidden_A is not None:
+            scaled_RA = torch.where(rows.is_mask_R[:, None], self.mask_hidden_A, scaled_RA)
         hidden_RH = linear(scaled_RA, self.fc, self.compute_dtype)
         rotation = (self._cosines[rows.positions_R][:, None], self._sines[rows.positions_R][:, None])
         return hidden_RH, rotation, embeddings_VH[rows.token_ids_R]
@@ -158,10 +206,11 @@ class PeagleHead(nn.Module):
         """The weights by our names (see `spec.names`), without the training-time scale."""
         state = {
             "fc": self.fc / self.auxiliary_scale_A,
-            "mask_hidden": self.mask_hidden_A * self.auxiliary_scale_A,
             "layers.0.hidden_norm": self.hidden_norm,
             "norm": self.norm,
         }
+        if self.mask_hidden_A is not None:
+            state["mask_hidden"] = self.mask_hidden_A * self.auxiliary_scale_A
         for index, layer in enumerate(self.head_layers()):
             state.update({f"layers.{index}.{name}": value for name, value in layer.named_parameters()})
         return {name: value.detach().clone() for name, value in state.items()}
@@ -170,7 +219,8 @@ class PeagleHead(nn.Module):
         """The inverse of `folded_state`; every tensor must be there."""
         with torch.no_grad():
             self.fc.copy_(state["fc"].float() * self.auxiliary_scale_A)
-            self.mask_hidden_A.copy_(state["mask_hidden"].float() / self.auxiliary_scale_A)
+            if self.mask_hidden_A is not None:
+                self.mask_hidden_A.copy_(state["mask_hidden"].float() / self.auxiliary_scale_A)
             self.hidden_norm.copy_(state["layers.0.hidden_norm"])
             self.norm.copy_(state["norm"])
             for index, layer in enumerate(self.head_layers()):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.files import sha256_of
+from peagle_trt.spec.drafter import NO_MASK_TOKEN, Method
 from peagle_trt.train.acceptance import Acceptance, FrozenTables, freeze_tables
-from peagle_trt.train.checks import check_lengths, check_mask_token
+from peagle_trt.train.checks import check_lengths, check_mask_token, check_sequential
 from peagle_trt.train.collect import CollectionPlan, collect_features
 from peagle_trt.train.curves import draw_curves
 from peagle_trt.train.export import HeadExport
@@ -23,6 +24,7 @@ from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale, copy_last_layers, count_tokens, drafter_config, seeded_head
 from peagle_trt.train.trainer import Trainer, Watchers
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
+from peagle_trt.train.warm_start import WarmStart, check_warm_request, read_warm_start, warm_config, warm_head
 from peagle_trt.train.workers import Workers, join_workers
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 32
 # How far the decode loop answers them again at every evaluation.
 EVALUATED_TOKENS = 64
 SHORTEST_ANSWER = 8
+USUAL_LAYERS = 2
 
 Report = Callable[[str], None]
 
@@ -47,10 +50,14 @@ class TrainingRequest:
         target_path: Checkpoint folder or GGUF file.
         questions_path: JSON lines; see `question_files`.
         output_path: Takes the head, and under `work` everything that a resumed run needs.
-        num_layers: Layers of the head.
-        auxiliary_layers: Target layers whose input it reads; None is (2, n//2, n-3).
-        draft_vocab_size: Rows of its lm_head; None covers 98.5 % of the answers.
-        mask_token_id: A token of the target that no text holds; None looks for one.
+        method: How the head is to draft.
+        start_path: Folder of a head to begin with, or None for the target's last layers.
+        num_layers: Layers of the head; None is 2, or as many as the head to begin with has.
+        auxiliary_layers: Target layers whose input it reads; None is (2, n//2, n-3), or what the head to begin with
+            reads.
+        draft_vocab_size: Rows of its lm_head; None covers 98.5 % of the answers, or is the vocabulary of the head to
+            begin with.
+        mask_token_id: A token of the target that no text holds; None looks for one, unless the head is sequential.
         max_prompt_tokens: Questions that are longer are left out.
         max_new_tokens: Longest answer to train on.
         draft_tokens: K to measure with.
@@ -63,7 +70,9 @@ class TrainingRequest:
     target_path: Path
     questions_path: Path
     output_path: Path
-    num_layers: int = 2
+    method: Method = "p-eagle"
+    start_path: Path | None = None
+    num_layers: int | None = None
     auxiliary_layers: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None
     mask_token_id: int | None = None
@@ -84,7 +93,7 @@ class TrainingReport:
         num_answers: Answers trained on.
         num_answer_tokens: Their generated tokens.
         draft_vocab_size: Rows of the head's lm_head.
-        mask_token_id: Token of its mask slots.
+        mask_token_id: Token of its mask slots; None of a head without any.
         last_loss: Mean loss of the last 20 steps of this call; None when it took none.
         num_steps: Steps of the whole run.
         best_step: Step of the head that was kept.
@@ -95,7 +104,7 @@ class TrainingReport:
     num_answers: int
     num_answer_tokens: int
     draft_vocab_size: int
-    mask_token_id: int
+    mask_token_id: int | None
     last_loss: float | None
     num_steps: int
     best_step: int
@@ -134,7 +143,11 @@ def _train(
     work = request.output_path / "work"
     _check_state(work / "run/state.pt", is_resumed=request.is_resumed)
     request.memory.check()
-    target = read_llama(request.target_path, getattr(torch, request.compute_dtype), request.auxiliary_layers)
+    if request.method == "eagle3":
+        check_sequential(request.memory, request.mask_token_id)
+    warm = None if request.start_path is None else _read_start(request, request.start_path)
+    auxiliary_layers = request.auxiliary_layers if warm is None else warm.config.aux_layer_ids
+    target = read_llama(request.target_path, getattr(torch, request.compute_dtype), auxiliary_layers)
     if request.mask_token_id is not None:
         check_mask_token(request.mask_token_id, (), target.config.vocab_size)
     chat = read_chat_format(request.target_path, target.config.eos_token_ids[0])
@@ -143,7 +156,7 @@ def _train(
     if len(answers) <= num_held_out:
         raise CheckpointError(f"the target gave only `{len(answers)}` answers of {SHORTEST_ANSWER} tokens or more")
     held_out, trained = answers[:num_held_out], answers[num_held_out:]
-    trainer, tables = _start(request, target, chat, trained, work / "run", workers, report)
+    trainer, tables = _start(request, target, chat, trained, work / "run", workers, report, warm)
     if request.is_resumed:
         trainer.restore()
         report(f"continuing after step {trainer.step}")
@@ -172,7 +185,7 @@ def _train(
         num_answers=len(trained),
         num_answer_tokens=sum(len(s.token_ids) - s.prompt_length for s in trained),
         draft_vocab_size=trainer.head.config.draft_vocab_size,
-        mask_token_id=trainer.head.config.mask_token_id,
+        mask_token_id=trainer.head.config.mask_token_id if trainer.head.config.is_parallel else None,
         last_loss=sum(losses) / len(losses) if losses else None,
         num_steps=trainer.step,
         best_step=trainer.best[1],
@@ -189,24 +202,35 @@ def new_trainer(
     *,
     draft_to_target: NDArray[np.int64],
     mask_token_id: int,
-    num_layers: int = 2,
+    num_layers: int | None = None,
     compute_dtype: torch.dtype,
     read_more: Callable[[], Sequence[TrainingSequence]] | None = None,
     workers: Workers | None = None,
     facts: Mapping[str, object] | None = None,
+    warm: WarmStart | None = None,
+    report: Report = lambda line: None,
 ) -> tuple[Trainer, FrozenTables]:
-    """A fresh head for these answers, started from the target's last layers, and its trainer."""
-    config = drafter_config(
-        target.config,
-        aux_layer_ids=target.auxiliary_layers,
-        num_layers=num_layers,
-        draft_vocab_size=len(draft_to_target),
-        mask_token_id=mask_token_id,
-        num_depths=settings.drop.num_depths,
-    )
+    """A head for these answers, started from the target's last layers or from an earlier head, and its trainer."""
+    num_depths = settings.drop.num_depths
     tables = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, compute_dtype)
-    head = seeded_head(config, auxiliary_scale(sequences), compute_dtype, settings.seed)
-    copy_last_layers(head, target.weights, target.config.num_layers)
+    scale_A = auxiliary_scale(sequences)
+    if warm is not None:
+        positions = target.config.max_positions
+        config = warm_config(
+            warm, num_layers=num_layers, mask_token_id=mask_token_id, num_depths=num_depths, max_positions=positions
+        )
+        head = warm_head(warm, config, scale_A, compute_dtype, seed=settings.seed, report=report)
+    else:
+        config = drafter_config(
+            target.config,
+            aux_layer_ids=target.auxiliary_layers,
+            num_layers=num_layers or USUAL_LAYERS,
+            draft_vocab_size=len(draft_to_target),
+            mask_token_id=mask_token_id,
+            num_depths=num_depths,
+        )
+        head = seeded_head(config, scale_A, compute_dtype, settings.seed)
+        copy_last_layers(head, target.weights, target.config.num_layers)
     trainer = Trainer(head, tables, sequences, settings, folder, read_more, workers=workers, facts=facts)
     return trainer, tables
 
@@ -238,6 +262,18 @@ def _collect(
     return [s for s in read_all_sequences(folder) if len(s.token_ids) - s.prompt_length >= SHORTEST_ANSWER]
 
 
+def _read_start(request: TrainingRequest, path: Path) -> WarmStart:
+    warm = read_warm_start(path, request.target_path)
+    check_warm_request(
+        warm,
+        auxiliary_layers=request.auxiliary_layers,
+        num_layers=request.num_layers,
+        draft_vocab_size=request.draft_vocab_size,
+        mask_token_id=request.mask_token_id,
+    )
+    return warm
+
+
 def _start(
     request: TrainingRequest,
     target: LlamaTarget,
@@ -246,13 +282,20 @@ def _start(
     folder: Path,
     workers: Workers,
     report: Report,
+    warm: WarmStart | None,
 ) -> tuple[Trainer, FrozenTables]:
     counts = count_tokens(sequences, target.config.vocab_size)
-    vocabulary = choose_draft_vocabulary(
-        counts, coverage=0.985, always=target.config.eos_token_ids, size=request.draft_vocab_size
+    vocabulary = (
+        choose_draft_vocabulary(
+            counts, coverage=0.985, always=target.config.eos_token_ids, size=request.draft_vocab_size
+        )
+        if warm is None
+        else warm.draft_to_target
     )
-    mask_token_id = chat.unused_token_id(counts) if request.mask_token_id is None else request.mask_token_id
-    check_mask_token(mask_token_id, sequences, target.config.vocab_size)
+    mask_token_id = NO_MASK_TOKEN
+    if request.method == "p-eagle":
+        mask_token_id = _choose_mask_token(request, chat, counts, warm)
+        check_mask_token(mask_token_id, sequences, target.config.vocab_size)
     trainer, tables = new_trainer(
         target,
         sequences,
@@ -263,9 +306,13 @@ def _start(
         num_layers=request.num_layers,
         compute_dtype=target.compute_dtype,
         workers=workers,
+        warm=warm,
+        report=report,
         facts={
             **request.settings.facts(),
-            "layers": request.num_layers,
+            "method": request.method,
+            "start (sha256)": None if warm is None else warm.digests(),
+            "layers": request.num_layers or (USUAL_LAYERS if warm is None else warm.config.num_layers),
             "auxiliary layers": target.auxiliary_layers,
             "draft vocabulary": len(vocabulary),
             "mask token": mask_token_id,
@@ -274,9 +321,20 @@ def _start(
             "questions (sha256)": sha256_of(request.questions_path),
         },
     )
-    partition = fit_partition(trainer.head, tables, sequences, request.settings, request.memory, report)
-    trainer.settings = replace(request.settings, partition=partition)
+    if request.method == "p-eagle":
+        partition = fit_partition(trainer.head, tables, sequences, request.settings, request.memory, report)
+        trainer.settings = replace(request.settings, partition=partition)
     return trainer, tables
+
+
+def _choose_mask_token(
+    request: TrainingRequest, chat: ChatFormat, counts: NDArray[np.int64], warm: WarmStart | None
+) -> int:
+    if request.mask_token_id is not None:
+        return request.mask_token_id
+    if warm is not None and warm.config.is_parallel:
+        return warm.config.mask_token_id
+    return chat.unused_token_id(counts)
 
 
 def _progress(

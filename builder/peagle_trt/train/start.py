@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from peagle_trt.spec import DrafterConfig
+from peagle_trt.spec.drafter import NO_MASK_TOKEN
 from peagle_trt.train.head import PeagleHead
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ def drafter_config(
     mask_token_id: int,
     num_depths: int,
 ) -> DrafterConfig:
-    """A head with the target's own widths, so that embeddings and lm_head fit."""
+    """A head with the target's own widths, so that embeddings and lm_head fit.
+
+    Without a mask token, `NO_MASK_TOKEN`, it is a plain EAGLE-3 head.
+    """
     return DrafterConfig(
         dialect="vllm",
         hidden_size=target.hidden_size,
@@ -44,6 +48,7 @@ def drafter_config(
         rope=target.rope,
         max_positions=target.max_positions,
         mask_token_id=mask_token_id,
+        is_parallel=mask_token_id != NO_MASK_TOKEN,
         aux_layer_ids=aux_layer_ids,
         has_vocabulary_map=draft_vocab_size != target.vocab_size,
         num_depths=num_depths,

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from peagle_trt.errors import PeagleError
-from peagle_trt.train.batches import batch_orders, sample_plans
-from peagle_trt.train.gradients import StepSums, accumulate_gradients, step_weight
+from peagle_trt.train.batches import batch_orders
+from peagle_trt.train.gradients import StepSums
 from peagle_trt.train.optimizer import SplitOptimizer
 from peagle_trt.train.run_state import check_facts, read_state, rewind_metrics, write_metrics, write_state
 from peagle_trt.train.settings import TrainingSettings
+from peagle_trt.train.step import step_gradients
 from peagle_trt.train.workers import Workers
 
 if TYPE_CHECKING:
@@ -225,19 +226,8 @@ class Trainer:
 
         generator = np.random.default_rng((self.settings.seed, self._step))
         chosen = [self._sequences[index] for index in indices]
-        # Every worker draws all slots: the draws of a step are one stream, whoever runs them.
-        plans = sample_plans(chosen, self.settings.drop, generator)
         mine = slice(self._workers.rank, None, self._workers.count)
-        sums = accumulate_gradients(
-            self.head,
-            self.tables,
-            chosen[mine],
-            plans[mine],
-            settings=self.settings.loss,
-            partition=self.settings.partition,
-            total_weight=step_weight(chosen, plans, self.settings.depth_decay),
-            num_depths=self.settings.drop.num_depths,
-        )
+        sums = step_gradients(self.head, self.tables, chosen, mine, self.settings, generator)
         self._refuse_broken([indices[mine][place] for place in sorted(sums.broken_origins)])
         parameters = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         for parameter in parameters:

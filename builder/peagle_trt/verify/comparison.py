@@ -21,12 +21,12 @@ from peagle_trt.verify.decoding import (
     Decoded,
     Drafted,
     HostOutput,
-    copy_drafted,
     copy_output,
     decode,
+    draft,
     rows_to_draft,
 )
-from peagle_trt.verify.reference import TargetReference, run_drafter, run_target
+from peagle_trt.verify.reference import TargetReference, run_head, run_target
 from peagle_trt.verify.sources import ReferenceSource
 from peagle_trt.verify.subject import THE_ENGINE, Subject, open_subject
 from peagle_trt.verify.tolerances import TOLERANCES, Tolerance, recipe_tolerance
@@ -137,7 +137,7 @@ def compare_subject(subject: Subject, manifest: EngineManifest, source: Referenc
 def _compare(
     subject: Subject, manifest: EngineManifest, source: ReferenceSource, run: Decoded, expected: TargetReference
 ) -> Outcome:
-    tolerance, draft_tokens = subject.tolerance, manifest.shapes.draft_tokens
+    tolerance = subject.tolerance
     length, text = run.num_prompt_tokens, run.text
     findings = _Findings()
     _compare_rows(findings, tolerance, "prompt", run.prompt, expected, slice(0, length))
@@ -148,7 +148,7 @@ def _compare(
         ("second draft", run.again, length + run.num_accepted + 1),
     ):
         hidden = expected.hidden[:rows]
-        logits = run_drafter(manifest.drafter, source.load_drafter, next_ids[:rows], hidden, draft_tokens)
+        logits = run_head(manifest.drafter, source.load_drafter, next_ids[:rows], hidden, found.token_ids)
         _compare_drafts(findings, tolerance, name, found, logits, source.draft_to_target)
     if manifest.shapes.max_batch_size > 1:
         _compare_together(subject, findings, manifest, source, text, expected)
@@ -259,14 +259,13 @@ def _compare_together(
         rows_to_draft(slot, text[1 : length + 1], output.hidden, length - 1, 0)
         for slot, (length, output) in enumerate(zip(lengths, outputs, strict=True))
     ]
-    drafts = engine.run_drafter(draft_rows, draft_tokens)
-    drafted = [copy_drafted(drafts, slot) for slot in range(len(lengths))]
+    drafted = draft(engine, draft_rows, draft_tokens)
     engine.close()
     for slot, length in enumerate(lengths):
         name = f"batch of two, {length} rows"
         _compare_rows(findings, tolerance, name, outputs[slot], expected, slice(0, length))
         hidden, next_ids = expected.hidden[:length], text[1 : length + 1]
-        logits = run_drafter(manifest.drafter, source.load_drafter, next_ids, hidden, draft_tokens)
+        logits = run_head(manifest.drafter, source.load_drafter, next_ids, hidden, drafted[slot].token_ids)
         _compare_drafts(findings, tolerance, name, drafted[slot], logits, source.draft_to_target)
 
 

@@ -5,12 +5,14 @@ Letters: T rows, K drafted slots.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.engine.protocol import DraftOutput, DraftRows, Engine, HiddenRows, TargetOutput, TargetRows, host_rows
+from peagle_trt.engine.sequential import draft_in_turn
 from peagle_trt.spec import EngineManifest
 
 NUM_PROMPT_TOKENS = 12
@@ -146,8 +148,30 @@ def _draft(
     draft_tokens: int,
 ) -> Drafted:
     """Draft for slot 0."""
-    output = engine.run_drafter([rows_to_draft(0, next_token_ids, hidden, num_accepted, start)], draft_tokens)
-    return copy_drafted(output, 0)
+    (drafted,) = draft(engine, [rows_to_draft(0, next_token_ids, hidden, num_accepted, start)], draft_tokens)
+    return drafted
+
+
+def draft(engine: Engine, rows: Sequence[DraftRows], draft_tokens: int) -> list[Drafted]:
+    """K drafts for every sequence, in one pass or in as many as the head takes."""
+    if engine.drafter.is_parallel:
+        output = engine.run_drafter(rows, draft_tokens)
+        return [copy_drafted(output, index) for index in range(len(rows))]
+    passes: list[list[Drafted]] = [[] for _ in rows]
+
+    def choose(place: int, output: DraftOutput, index: int) -> int:
+        passes[place].append(copy_drafted(output, index))
+        return int(output.token_ids[index, 0])
+
+    draft_in_turn(engine, rows, [draft_tokens] * len(rows), choose)
+    return [_joined(each) for each in passes]
+
+
+def _joined(passes: Sequence[Drafted]) -> Drafted:
+    logits = [each.logits for each in passes if each.logits is not None]
+    return Drafted(
+        token_ids=np.concatenate([each.token_ids for each in passes]), logits=np.concatenate(logits) if logits else None
+    )
 
 
 def rows_to_draft(

@@ -59,6 +59,19 @@ def run_target(config: TargetConfig, load: Load, token_ids: NDArray[np.int64]) -
     return TargetReference(logits=logits_TV, hidden=hidden_TA, routing_margin=margin)
 
 
+def run_head(
+    config: DrafterConfig, load: Load, next_token_ids: NDArray[np.int64], hidden_TA: Array, drafts: NDArray[np.int32]
+) -> Array:
+    """What a head of either kind says where an engine drafted [K] `drafts`: [K, Vd] logits.
+
+    A sequential head's passes follow from the drafts before them; the engine's own are taken, so that a tie between two
+    tokens cannot part the two.
+    """
+    if config.is_parallel:
+        return run_drafter(config, load, next_token_ids, hidden_TA, len(drafts))
+    return run_sequential_drafter(config, load, next_token_ids, hidden_TA, drafts.astype(np.int64))
+
+
 def run_drafter(
     config: DrafterConfig, load: Load, next_token_ids: NDArray[np.int64], hidden_TA: Array, draft_tokens: int
 ) -> Array:
@@ -80,13 +93,45 @@ def run_drafter(
     masks = draft_tokens - 1
     tokens = np.concatenate([next_token_ids, np.full(masks, config.mask_token_id)])
     hidden_TH = np.concatenate([fuse(config, load, hidden_TA), np.tile(fused_mask_H, (masks, 1))])
-    embedded_TH = _embed(load, tokens)
+    stream_KH = _drafter_stream(config, load, tokens, hidden_TH)[len(next_token_ids) - 1 :]
+    return _logits(load("lm_head"), rms_norm(stream_KH, read(load, "norm"), config.rms_norm_eps))
+
+
+def run_sequential_drafter(
+    config: DrafterConfig, load: Load, next_token_ids: NDArray[np.int64], hidden_TA: Array, drafts: NDArray[np.int64]
+) -> Array:
+    """Draft after a text with a plain EAGLE-3 head, a pass for every draft, everything recomputed in each.
+
+    Args:
+        config: The drafter.
+        load: Its weights, where `embed_tokens` and `lm_head` are answered too.
+        next_token_ids: [T], the token that follows each row; the last one is the bonus token.
+        hidden_TA: [T, A*Ht], the target's auxiliary states of the rows.
+        drafts: [K], the drafts that the passes chose; each pass but the last is followed by one that reads its draft.
+
+    Returns:
+        [K, Vd] logits of the passes.
+
+    Source: EAGLE-3 (arXiv 2503.01840, section 3.1): the drafter's own state stands for the target's, past `fc`.
+    """
+    tokens, hidden_TH = next_token_ids, fuse(config, load, hidden_TA)
+    logits = []
+    for draft in drafts:
+        stream_1H = _drafter_stream(config, load, tokens, hidden_TH)[-1:]
+        normed_1H = rms_norm(stream_1H, read(load, "norm"), config.rms_norm_eps)
+        logits.append(_logits(load("lm_head"), normed_1H))
+        tokens = np.append(tokens, draft)
+        hidden_TH = np.concatenate([hidden_TH, normed_1H if config.norm_output else stream_1H])
+    return np.concatenate(logits)
+
+
+def _drafter_stream(config: DrafterConfig, load: Load, tokens: NDArray[np.int64], hidden_TH: Array) -> Array:
+    """The stream after the drafter's last layer, [T, H]."""
     positions_T = np.arange(len(tokens))
-    stream_TH = _fusion_layer(config, load, embedded_TH, hidden_TH, positions_T)
+    stream_TH = _fusion_layer(config, load, _embed(load, tokens), hidden_TH, positions_T)
     for layer in range(1, config.num_layers):
         stream_TH, _ = _layer(config, load, layer, stream_TH, positions_T)
-    slots_KH = rms_norm(stream_TH, read(load, "norm"), config.rms_norm_eps)[len(next_token_ids) - 1 :]
-    return _logits(load("lm_head"), slots_KH)
+    return stream_TH
 
 
 def fuse(config: DrafterConfig, load: Load, hidden_TA: Array) -> Array:

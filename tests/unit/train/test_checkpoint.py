@@ -16,7 +16,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "windows": ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 4}, "a head with sliding windows"),
     "head_norms": ({"model_type": "qwen3"}, "a head with norms of queries and keys"),
     "own_tables": ({"carries": ("lm_head",)}, "a head with own embeddings or lm_head"),
-    "sequential": ({"mask_token_id": None}, "plain EAGLE-3 head"),
 }
 
 

@@ -1,0 +1,179 @@
+"""Answers from the served `peagle` model over gRPC; an answer that nobody waits for is cancelled there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from peagle_trt.deploy.client import grpc_inputs, grpc_outputs
+from peagle_trt.deploy.ports import LOOPBACK
+from peagle_trt.openai_door.refusals import RefusalError, too_many
+
+MODEL = "peagle"
+QUEUE_LENGTH = 64
+"""Pieces read ahead of a slow client, over all its choices."""
+READY_TIMEOUT_SECONDS = 5.0
+FULL_RETRY_SECONDS = 1.0
+_ENDED = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePiece:
+    """What the server sent at once.
+
+    Attributes:
+        text: Text.
+        token_ids: Tokens.
+        finish_reason: `stop` or `length` on the last piece.
+        num_output_tokens: Tokens of the whole answer; on the last piece.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None
+    num_output_tokens: int
+
+
+class EngineClient:
+    """The way to the server. Made and used inside one event loop.
+
+    Args:
+        port: gRPC port of the server.
+    """
+
+    def __init__(self, port: int) -> None:
+        import tritonclient.grpc.aio as grpc_client
+
+        self._client = grpc_client.InferenceServerClient(f"{LOOPBACK}:{port}")
+
+    async def is_ready(self) -> bool:
+        """Whether the server would take a request now."""
+        try:
+            ready = self._client.is_model_ready(MODEL, client_timeout=READY_TIMEOUT_SECONDS)
+            return bool(await ready)
+        except Exception:
+            # The client library has no common class for what a server that is gone looks like.
+            return False
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        await self._client.close()
+
+    async def answer(self, inputs: Mapping[str, object], request_id: str) -> AsyncGenerator[EnginePiece, None]:
+        """The pieces of one answer; cancelled at the server when the iteration ends early.
+
+        Raises:
+            RefusalError: The server refused the request, is full, or failed.
+        """
+
+        async def once() -> AsyncIterator[dict[str, Any]]:
+            yield {
+                "model_name": MODEL,
+                "inputs": grpc_inputs(inputs),
+                "request_id": request_id,
+                "enable_empty_final_response": True,
+            }
+
+        # Without this header a refusal comes as text alone, and nothing would tell a client's fault from ours.
+        call = self._client.stream_infer(once(), headers={"triton_grpc_error": "true"})
+        try:
+            async for result, error in call:
+                if error is not None:
+                    raise _refusal("", str(error))
+                piece = grpc_outputs(result)
+                yield _piece(piece)
+                if piece["is_final"]:
+                    return
+        except Exception as error:
+            raise _translated(error) from error
+        finally:
+            call.cancel()
+
+
+class Answers:
+    """Several answers written at the same time, their pieces in the order of arrival; leave it to cancel them.
+
+    Args:
+        client: The way to the server.
+        jobs: Inputs of every answer.
+        request_id: Their common name.
+    """
+
+    def __init__(self, client: EngineClient, jobs: Sequence[Mapping[str, object]], request_id: str) -> None:
+        self._client = client
+        self._jobs = jobs
+        self._request_id = request_id
+        self._queue: asyncio.Queue[Any] = asyncio.Queue(QUEUE_LENGTH)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._pump(index)) for index in range(len(self._jobs))]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def pieces(self) -> AsyncIterator[tuple[int, EnginePiece]]:
+        """Which answer, and its next piece.
+
+        Raises:
+            RefusalError: One of them failed.
+        """
+        running = len(self._tasks)
+        while running:
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is _ENDED:
+                running -= 1
+            else:
+                yield item
+
+    async def _pump(self, index: int) -> None:
+        pieces = self._client.answer(self._jobs[index], f"{self._request_id}-{index}")
+        try:
+            # A generator that is left alone closes when it is collected, and the server would go on until then.
+            async with contextlib.aclosing(pieces):
+                async for piece in pieces:
+                    await self._queue.put((index, piece))
+            await self._queue.put(_ENDED)
+        except Exception as error:
+            await self._queue.put(error)
+
+
+def _piece(piece: Mapping[str, Any]) -> EnginePiece:
+    token_ids = piece.get("output_ids", [])
+    return EnginePiece(
+        text=str(piece.get("text_output") or ""),
+        token_ids=tuple(token_ids),
+        finish_reason=piece.get("finish_reason"),
+        num_output_tokens=int(piece.get("num_output_tokens") or 0),
+    )
+
+
+def _translated(error: Exception) -> Exception:
+    """The client library's exceptions, and gRPC's that it lets through, as refusals; ours as they are."""
+    if isinstance(error, RefusalError):
+        return error
+    code = getattr(error, "code", None)
+    if not callable(code):
+        return error
+    return _refusal(str(getattr(code(), "name", "")), str(getattr(error, "details", lambda: error)()))
+
+
+def _refusal(code: str, message: str) -> RefusalError:
+    if code == "INVALID_ARGUMENT":
+        return RefusalError(message, code="invalid_value")
+    if "are pending" in message:
+        return too_many(message, FULL_RETRY_SECONDS)
+    if code == "UNAVAILABLE":
+        return RefusalError("the model server does not answer", status=503, code="server_unavailable")
+    return RefusalError(f"the model server failed: {message}", status=500, code="server_failed")

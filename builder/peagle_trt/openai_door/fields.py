@@ -1,0 +1,148 @@
+"""The bodies that clients send: which fields there are, and what each may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Temperature = Annotated[float, msgspec.Meta(ge=0.0, le=2.0)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0.0, le=10.0)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=16)]
+StopWord = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
+StopWords = Annotated[list[StopWord], msgspec.Meta(max_length=16)]
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An object without other fields than its own."""
+
+
+class StreamOptions(Body, frozen=True, kw_only=True):
+    """How a stream is written; `include_obfuscation` pads pieces at OpenAI, and there is nothing to pad here."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class FunctionCall(Body, frozen=True, kw_only=True):
+    """A call of an earlier turn; `arguments` is a JSON object as text."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Body, frozen=True, kw_only=True):
+    """A call of an earlier turn and its id."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class Message(Body, frozen=True, kw_only=True):
+    """A turn. What an assistant's answer carries may be sent back as it came."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class FunctionDefinition(Body, frozen=True, kw_only=True):
+    """A function the model may call; `strict` would need constrained decoding."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(Body, frozen=True, kw_only=True):
+    """A tool; there are only functions."""
+
+    function: FunctionDefinition
+    type: Literal["function"]
+
+
+class GenerationFields(Body, frozen=True, kw_only=True):
+    """What both kinds of requests share; the last row is ours."""
+
+    model: str
+    max_tokens: Count | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    n: Choices | None = None
+    stop: StopWord | StopWords | None = None
+    seed: Seed | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    top_k: CountOrNone | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: CountOrNone | None = None
+    draft_tokens: CountOrNone | None = None
+    ignore_eos: bool | None = None
+
+
+class ChatFields(GenerationFields, frozen=True, kw_only=True):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    reasoning_effort: Literal["low", "medium", "high"] | None = None
+
+
+class CompletionFields(GenerationFields, frozen=True, kw_only=True):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+
+
+HARMLESS_FIELDS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    }
+)
+"""Accepted with any value: they ask for nothing that would change an answer."""
+
+REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
+    "audio": (None,),
+    "best_of": (None, 1),
+    "echo": (None, False),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True),
+    "prediction": (None,),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None, ""),
+    "top_logprobs": (None,),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+}
+"""Understood and refused by name, except with the values given here, which ask for nothing."""
