@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"attention_bias": True},
     ),
     "qwen3": ("Qwen3ForCausalLM", {}, {"norm_before_fc": True}),
+    "eagle-3": ("LlamaForCausalLM", {}, {"mask_token_id": None}),
     "gpt-oss": ("GptOssForCausalLM", {"intermediate_size": 32}, {}),
 }
 NUM_TOKENS = 40
