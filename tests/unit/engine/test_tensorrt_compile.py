@@ -162,5 +162,10 @@ def test_an_engine_that_the_disk_does_not_hold_is_no_engine(tmp_path: Path) -> N
 
 def test_ctrl_c_ends_a_compilation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HeldSignals, "__init__", lambda held: setattr(held, "first", signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        compile_toy(tmp_path, attention_graph(tmp_path, causal_kind="lower_right"))
+    # A process that was started in the background ignores SIGINT.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compile_toy(tmp_path, attention_graph(tmp_path, causal_kind="lower_right"))
+    finally:
+        signal.signal(signal.SIGINT, previous)

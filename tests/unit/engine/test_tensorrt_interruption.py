@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from peagle_trt.engine.tensorrt.interruption import holding_signals
+
+
+@pytest.fixture(autouse=True)
+def heeded_interrupt() -> Iterator[None]:
+    # A process that was started in the background ignores SIGINT.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 def test_a_signal_waits_for_the_end() -> None:

@@ -18,6 +18,7 @@ from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.checkpoint import DrafterCheckpoint
 from peagle_trt.train.checkpoint import read_head
 from peagle_trt.train.head import HeadRows
+from peagle_trt.train.row_attention import SequenceRows
 from peagle_trt.verify.reference import run_drafter
 from peagle_trt.verify.sources import checkpoint_source
 from tests.support.models import HIDDEN, save_drafter, save_target
@@ -75,7 +76,7 @@ def inputs_in_torch(folders: tuple[Path, Path], read: Text) -> dict[str, torch.T
         auxiliary_RA=torch.cat([torch.from_numpy(read.hidden_TA[:ROWS]), torch.zeros(masks, 3 * HIDDEN)]),
         is_mask_R=torch.arange(count) >= ROWS,
         positions_R=torch.arange(count),
-        masks=[torch.full((count, count), -torch.inf).triu(1)],
+        layouts=[SequenceRows(num_context=ROWS, anchors=np.full(masks, ROWS - 1), depths=np.arange(1, DRAFT_TOKENS))],
     )
     with torch.inference_mode(), LinearInputs() as inputs:
         module(rows, torch.from_numpy(target.weights.load("embed_tokens")))
