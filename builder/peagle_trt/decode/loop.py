@@ -118,10 +118,13 @@ class DecodeLoop:
         Returns:
             What became ready to send; the last chunk of a request has a `finish_reason`.
         """
-        chunks = self._drop("cancelled", lambda request, due_at: request.request_id in self._cancelled)
-        self._cancelled.clear()
+        chunks: list[GenerationChunk] = []
+        if self._cancelled:
+            chunks += self._drop("cancelled", lambda request, due_at: request.request_id in self._cancelled)
+            self._cancelled.clear()
         now = self._clock()
-        chunks += self._drop("deadline", lambda request, due_at: due_at <= now)
+        if min([self._waiting.earliest_due_at, *(sequence.due_at for sequence in self._active)]) <= now:
+            chunks += self._drop("deadline", lambda request, due_at: due_at <= now)
         self._admit()
         if self._active:
             chunks += self._advance_and_collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -37,6 +38,12 @@ class WaitingLine:
         self._max_length = max_length
         self._heap: list[tuple[int, int, Waiting]] = []
         self._numbers = itertools.count()
+        self._earliest_due_at = math.inf
+
+    @property
+    def earliest_due_at(self) -> float:
+        """No request that waits is due before; a long line need not be searched until then."""
+        return self._earliest_due_at
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -49,6 +56,7 @@ class WaitingLine:
         """
         if self._max_length is not None and len(self._heap) >= self._max_length:
             raise OverloadError(f"{len(self._heap)} requests are waiting already", hint="try again later")
+        self._earliest_due_at = min(self._earliest_due_at, waiting.due_at)
         heapq.heappush(self._heap, (-waiting.request.priority, next(self._numbers), waiting))
 
     def take(self) -> Waiting:
@@ -61,4 +69,5 @@ class WaitingLine:
         if gone:
             self._heap = [entry for entry in self._heap if not is_gone(entry[2])]
             heapq.heapify(self._heap)
+        self._earliest_due_at = min((entry[2].due_at for entry in self._heap), default=math.inf)
         return gone
