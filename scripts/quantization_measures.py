@@ -24,7 +24,7 @@ from peagle_trt.spec import BuildSpec
 from scripts.quantization_recipes import MeasuredRecipe
 from scripts.quantization_texts import last_number
 
-BATCH = 16
+BATCH = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
