@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peagle_trt import __version__
-from peagle_trt.build_folder import StagedBuild
+from peagle_trt.build_folder import VERIFICATION_NAME, StagedBuild
 from peagle_trt.errors import CheckpointError
 from peagle_trt.files import write_text
 from peagle_trt.quant import (
@@ -40,7 +40,6 @@ TARGET_WEIGHTS = f"{ENGINE_FOLDER}/target.safetensors"
 DRAFTER_WEIGHTS = f"{ENGINE_FOLDER}/drafter.safetensors"
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
 TEMPLATE_FILE = "tokenizer/chat_template.jinja"
-VERIFICATION_FILE = "verification.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,22 +271,26 @@ class EngineStages:
         Raises:
             VerificationError: They disagree.
         """
+        from peagle_trt.quant.weight_errors import measure_build
         from peagle_trt.verify import checkpoint_source, compare_subject, rounded_source
         from peagle_trt.verify.subject import open_subject
 
         manifest = with_engines(self._manifest, self._folder)
-        pair = checkpoints.target, checkpoints.drafter
+        pair, stored = (checkpoints.target, checkpoints.drafter), stored_weights(self._folder)
         is_rounded = find_recipe(manifest.precision).rounds_to_integers
-        source = rounded_source(*pair, *stored_weights(self._folder)) if is_rounded else checkpoint_source(*pair)
+        source = rounded_source(*pair, *stored) if is_rounded else checkpoint_source(*pair)
         subject = open_subject(self._folder, manifest, source)
         self._engine = subject.engine
         if subject.note:
             report(f"note: {subject.note}")
         outcome = compare_subject(subject, manifest, source)
         report(outcome.summary())
+        outcome = msgspec.structs.replace(outcome, weights=tuple(measure_build(manifest.precision, *pair, *stored)))
+        if outcome.weights:
+            report(outcome.weights_summary())
         text = msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()
-        write_text(self._folder / VERIFICATION_FILE, text + "\n")
-        return (VERIFICATION_FILE,)
+        write_text(self._folder / VERIFICATION_NAME, text + "\n")
+        return (VERIFICATION_NAME,)
 
 
 def with_engines(manifest: EngineManifest, folder: Path) -> EngineManifest:

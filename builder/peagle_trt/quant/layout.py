@@ -6,7 +6,7 @@ reads its input once. Letters: H hidden size, A auxiliary states, Ht hidden size
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +38,11 @@ _REPLACED_IN_DRAFTER = ("mask_hidden", "d2t", "lm_head")
 
 
 def target_layout(
-    target: TargetCheckpoint, precision: str = "fp32", scales: ActivationScales = NO_SCALES
+    target: TargetCheckpoint,
+    precision: str = "fp32",
+    scales: ActivationScales = NO_SCALES,
+    *,
+    left_out: Collection[str] = (),
 ) -> list[StoredTensor]:
     """Every tensor of `engine/target.safetensors`.
 
@@ -46,6 +50,7 @@ def target_layout(
         target: The target.
         precision: A recipe that writes weights.
         scales: Calibrated scales of its activations; those of its cache are not read.
+        left_out: Stored names of matrices that are not quantized, whatever the recipe says.
 
     Raises:
         CheckpointError: The recipe cannot store a tensor, or the scales are of another model or number format.
@@ -54,14 +59,23 @@ def target_layout(
     kept = kept_in_place(target, precision)
     names = [name for name in target.weights if name not in kept]
     _check_scales(scales, recipe.target, {f"model.{module}" for module in _modules(names)})
-    entries = _fuse(target.weights, names)
-    if target.config.is_tied and is_packed_by(recipe.target.lm_head):
+    stored: list[StoredTensor] = []
+    for entry in target_entries(target, precision):
+        if entry.name not in left_out:
+            stored += _store(entry, recipe, recipe.target_scheme(entry.name), scales, "model.")
+        elif not (entry.name == "lm_head" and target.config.is_tied):
+            stored.append(_as_stored(entry, recipe.weight_type))
+    return stored
+
+
+def target_entries(target: TargetCheckpoint, precision: str) -> list[StoredTensor]:
+    """What `target_layout` stores, as float32; a tied output layer that is packed is among it beside the table."""
+    kept = kept_in_place(target, precision)
+    entries = _fuse(target.weights, [name for name in target.weights if name not in kept])
+    if target.config.is_tied and is_packed_by(find_recipe(precision).target.lm_head):
         # The rows that are looked up stay as they are.
         entries.append(_concatenated("lm_head", target.weights, ("embed_tokens",)))
-    stored: list[StoredTensor] = []
-    for entry in entries:
-        stored += _store(entry, recipe, recipe.target_scheme(entry.name), scales, "model.")
-    return stored
+    return entries
 
 
 def kept_in_place(target: TargetCheckpoint, precision: str) -> list[str]:
@@ -77,6 +91,8 @@ def drafter_layout(
     target: TargetCheckpoint,
     precision: str = "fp32",
     scales: ActivationScales = NO_SCALES,
+    *,
+    left_out: Collection[str] = (),
 ) -> list[StoredTensor]:
     """Every tensor of `engine/drafter.safetensors`.
 
@@ -87,14 +103,25 @@ def drafter_layout(
         target: Its target.
         precision: A recipe that writes weights.
         scales: Calibrated scales of the drafter's activations; those of its cache are not read.
+        left_out: As for `target_layout`.
 
     Raises:
         CheckpointError: As for `target_layout`.
     """
     recipe = find_recipe(precision)
-    names = kept_drafter_names(drafter)
-    _check_scales(scales, recipe.drafter, {*_modules(names), "lm_head"})
-    packed = _fuse(drafter.weights, names)
+    _check_scales(scales, recipe.drafter, {*_modules(kept_drafter_names(drafter)), "lm_head"})
+    stored: list[StoredTensor] = []
+    for entry in drafter_entries(drafter, target):
+        if entry.name in left_out:
+            stored.append(_as_stored(entry, recipe.weight_type))
+        else:
+            stored += _store(entry, recipe, recipe.drafter_scheme(entry.name), scales, "")
+    return [*stored, *computed_drafter_tensors(drafter)]
+
+
+def drafter_entries(drafter: DrafterCheckpoint, target: TargetCheckpoint) -> list[StoredTensor]:
+    """What `drafter_layout` stores of the checkpoints, as float32; what is computed comes beside it."""
+    entries = _fuse(drafter.weights, kept_drafter_names(drafter))
     if stores_output_layer(drafter):
         rows = StoredTensor(
             name="lm_head",
@@ -102,11 +129,8 @@ def drafter_layout(
             shape=(drafter.config.draft_vocab_size, drafter.config.hidden_size),
             produce=lambda: _output_rows(drafter, target),
         )
-        packed.append(rows)
-    stored: list[StoredTensor] = []
-    for entry in packed:
-        stored += _store(entry, recipe, recipe.drafter_scheme(entry.name), scales, "")
-    return [*stored, *computed_drafter_tensors(drafter)]
+        entries.append(rows)
+    return entries
 
 
 def kept_drafter_names(drafter: DrafterCheckpoint) -> list[str]:
