@@ -13,6 +13,7 @@ import torch.nn.functional as functional
 import transformers
 
 from peagle_trt.bench.clients import InProcessClient
+from peagle_trt.bench.known_answers import last_number
 from peagle_trt.bench.measure import Method
 from peagle_trt.bench.prompt_sets import read_prompts
 from peagle_trt.decode.session import open_build
@@ -22,7 +23,6 @@ from peagle_trt.quant.calibration import Scales
 from peagle_trt.quant.calibration.simulated import simulated_activations, simulated_cache
 from peagle_trt.spec import BuildSpec
 from scripts.quantization_recipes import MeasuredRecipe
-from scripts.quantization_texts import last_number
 
 BATCH = 50
 

@@ -99,6 +99,8 @@ PROMISED = {
         "--method",
         "--baseline",
         "--baseline-build",
+        "--against",
+        "--problems",
     },
     "serve": {
         "path",
