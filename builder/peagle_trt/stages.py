@@ -23,6 +23,7 @@ from peagle_trt.quant import (
 )
 from peagle_trt.quant.activation_scales import ActivationScales, read_activation_scales
 from peagle_trt.quant.in_place import bytes_to_copy, shards
+from peagle_trt.quant.left_out import NOTHING_LEFT_OUT, LeftOut, choose_left_out, find_left_out
 from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.store import (
     largest_bytes,
@@ -71,6 +72,7 @@ def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
             bos_token=text.bos_token,
             eos_token=text.eos_token,
         ),
+        keep_above=spec.keep_above,
         graphs={},
         files=(),
         sources={
@@ -108,7 +110,38 @@ class WeightBytes:
     memory: int
 
 
-def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
+class LayerChoice:
+    """Which matrices a build leaves as they are; measured when first asked for, which reads all of them.
+
+    Args:
+        spec: The build.
+        checkpoints: What it is made of.
+        report: Told what was found.
+    """
+
+    def __init__(self, spec: BuildSpec, checkpoints: Checkpoints, report: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._checkpoints = checkpoints
+        self._report = report
+        self._chosen: LeftOut | None = None
+
+    def left_out(self) -> LeftOut:
+        """Them.
+
+        Raises:
+            UsageError: The limit leaves nothing quantized.
+        """
+        if self._spec.keep_above is None:
+            return NOTHING_LEFT_OUT
+        if self._chosen is None:
+            self._report("weighing every matrix for --keep-above ...")
+            pair = self._checkpoints.target, self._checkpoints.drafter
+            self._chosen, line = choose_left_out(self._spec.precision, *pair, self._spec.keep_above)
+            self._report(line)
+        return self._chosen
+
+
+def plan_weights(spec: BuildSpec, checkpoints: Checkpoints, left_out: LeftOut = NOTHING_LEFT_OUT) -> WeightBytes:
     """What `write_weights` will write and share.
 
     Raises:
@@ -121,6 +154,7 @@ def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
         checkpoints.drafter,
         target_scales=target_scales,
         drafter_scales=drafter_scales,
+        left_out=left_out,
     )
     copied = sum(bytes_to_copy(each, spec.output_path) for each in storage.references)
     whole = sum(path.stat().st_size for each in storage.references for path in shards(each))
@@ -187,14 +221,23 @@ def _check_template(source: TokenizerSource) -> None:
         ) from error
 
 
-def write_weights(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
+def write_weights(
+    spec: BuildSpec, checkpoints: Checkpoints, folder: Path, left_out: LeftOut = NOTHING_LEFT_OUT
+) -> tuple[str, ...]:
     """quantize: the weights of both models, written or left where the checkpoints have them."""
     target_path, drafter_path = folder / TARGET_WEIGHTS, folder / DRAFTER_WEIGHTS
     target_scales, drafter_scales = read_scales(spec)
-    store_target(spec.precision, checkpoints.target, target_path, target_scales)
-    store_drafter(spec.precision, checkpoints.drafter, checkpoints.target, drafter_path, drafter_scales)
+    store_target(spec.precision, checkpoints.target, target_path, target_scales, left_out)
+    store_drafter(spec.precision, checkpoints.drafter, checkpoints.target, drafter_path, drafter_scales, left_out)
     files = [*stored_files(target_path), *stored_files(drafter_path)]
     return tuple(file.relative_to(folder).as_posix() for file in files)
+
+
+def list_left_out(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
+    """What the quantize stage left as it was for `keep_above`, whether it ran now or before."""
+    if spec.keep_above is None:
+        return ()
+    return tuple(find_left_out(spec.precision, checkpoints.target, checkpoints.drafter, *stored_weights(folder)))
 
 
 def write_graphs(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ SURFACE = {
         "--drafter-scales",
         "--dry-run",
         "--force",
+        "--keep-above",
         "--mask-token-id",
         "--max-batch-size",
         "--max-sequence-length",

@@ -82,6 +82,13 @@ def _default_of(number: int) -> str:
     help="Scales of the target's activations, measured by scripts/calibrate, for --precision fp8 or nvfp4; without, "
     "every row is measured as it comes.",
 )
+@click.option(
+    "--keep-above",
+    type=float,
+    metavar="ERROR",
+    help="Leave a matrix as it is where rounding would move it further: norm of the difference over its norm, such as "
+    "0.1. Reads all weights once more.",
+)
 @click.option("--drafter-scales", "drafter_scales_path", type=FILE, help="The same of the drafter's.")
 @click.option(
     "--backend", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="What runs it."
@@ -129,6 +136,7 @@ def command(
     draft_tokens: int | None,
     precision: str,
     scales_path: Path | None,
+    keep_above: float | None,
     drafter_scales_path: Path | None,
     backend: str,
     compute_capabilities: tuple[int, ...] | None,
@@ -167,6 +175,7 @@ def command(
         precision=precision,
         scales_path=scales_path,
         drafter_scales_path=drafter_scales_path,
+        keep_above=keep_above,
         backend=backend,
         max_batch_size=max_batch_size or (entry.max_batch_size if entry else DEFAULT_BATCH_SIZE),
         max_sequence_length=max_sequence_length
@@ -286,6 +295,8 @@ def _build_document(spec: BuildSpec, manifest: EngineManifest) -> dict[str, obje
         "name": manifest.name,
         "backend": manifest.backend,
         "precision": manifest.precision,
+        "keep_above": manifest.keep_above,
+        "left_out": manifest.left_out,
         "draft_tokens": manifest.shapes.draft_tokens,
         "max_batch_size": manifest.shapes.max_batch_size,
         "max_sequence_length": manifest.shapes.max_sequence_length,

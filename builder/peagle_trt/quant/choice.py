@@ -10,6 +10,7 @@ from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
 from peagle_trt.quant.layer_recipes import schemes
 from peagle_trt.quant.layout import drafter_layout, target_layout
+from peagle_trt.quant.left_out import NOTHING_LEFT_OUT, LeftOut
 from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES, find_recipe
 from peagle_trt.quant.store import (
@@ -74,6 +75,7 @@ def plan_storage(
     *,
     target_scales: ActivationScales = NO_SCALES,
     drafter_scales: ActivationScales = NO_SCALES,
+    left_out: LeftOut = NOTHING_LEFT_OUT,
 ) -> Storage:
     """What `store_target` and `store_drafter` will do.
 
@@ -85,19 +87,23 @@ def plan_storage(
         references = (target_references(target), drafter_references(drafter))
         return Storage(layout=drafter_additions(drafter, target), references=references)
     layout = [
-        *target_layout(target, precision, target_scales),
-        *drafter_layout(drafter, target, precision, drafter_scales),
+        *target_layout(target, precision, target_scales, left_out=left_out.target),
+        *drafter_layout(drafter, target, precision, drafter_scales, left_out=left_out.drafter),
     ]
     return Storage(layout=layout, references=(kept_references(target, precision),))
 
 
 def store_target(
-    precision: str, target: TargetCheckpoint, path: Path, scales: ActivationScales = NO_SCALES
+    precision: str,
+    target: TargetCheckpoint,
+    path: Path,
+    scales: ActivationScales = NO_SCALES,
+    left_out: LeftOut = NOTHING_LEFT_OUT,
 ) -> StoredWeights:
     """Write a target's weights, or leave them where they are; see `write_target_weights`, `link_target_weights`."""
     if is_in_place(precision):
         return link_target_weights(target, path)
-    return write_target_weights(target, path, precision, scales)
+    return write_target_weights(target, path, precision, scales, left_out=left_out.target)
 
 
 def store_drafter(
@@ -106,11 +112,12 @@ def store_drafter(
     target: TargetCheckpoint,
     path: Path,
     scales: ActivationScales = NO_SCALES,
+    left_out: LeftOut = NOTHING_LEFT_OUT,
 ) -> StoredWeights:
     """The same for a drafter; see `write_drafter_weights`, `link_drafter_weights`."""
     if is_in_place(precision):
         return link_drafter_weights(drafter, target, path)
-    return write_drafter_weights(drafter, target, path, precision, scales)
+    return write_drafter_weights(drafter, target, path, precision, scales, left_out=left_out.drafter)
 
 
 def _require_quantized_activations(precision: str, *scales: ActivationScales) -> None:

@@ -6,7 +6,7 @@ reads its input once. Letters: H hidden size, A auxiliary states, Ht hidden size
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -42,7 +42,7 @@ def target_layout(
     precision: str = "fp32",
     scales: ActivationScales = NO_SCALES,
     *,
-    left_out: Collection[str] = (),
+    left_out: frozenset[str] = frozenset(),
 ) -> list[StoredTensor]:
     """Every tensor of `engine/target.safetensors`.
 
@@ -92,7 +92,7 @@ def drafter_layout(
     precision: str = "fp32",
     scales: ActivationScales = NO_SCALES,
     *,
-    left_out: Collection[str] = (),
+    left_out: frozenset[str] = frozenset(),
 ) -> list[StoredTensor]:
     """Every tensor of `engine/drafter.safetensors`.
 
@@ -109,7 +109,8 @@ def drafter_layout(
         CheckpointError: As for `target_layout`.
     """
     recipe = find_recipe(precision)
-    _check_scales(scales, recipe.drafter, {*_modules(kept_drafter_names(drafter)), "lm_head"})
+    names = kept_drafter_names(drafter)
+    _check_scales(scales, recipe.drafter, {*_modules(names), "lm_head"})
     stored: list[StoredTensor] = []
     for entry in drafter_entries(drafter, target):
         if entry.name in left_out:

@@ -113,7 +113,7 @@ def _measure_stored(model: Model, entries: Iterable[StoredTensor], stored: Store
         # A tied output layer that was left out is the table.
         if len(entry.shape) < 2 or entry.name not in stored:
             continue
-        form = _form_of(stored, entry.name)
+        form = form_of(stored, entry.name)
         if form != "fp32":
             error = relative_error(_as_float32(load_unpacked(stored, entry.name)), _as_float32(entry.produce()))
             yield WeightError(model=model, name=entry.name, form=form, error=error)
@@ -142,7 +142,8 @@ def _rounded(values: NDArray[np.float32], scheme: LayerScheme) -> NDArray[np.flo
     return dequantize_nvfp4(quantize_nvfp4(values))
 
 
-def _form_of(stored: StoredWeights, name: str) -> str:
+def form_of(stored: StoredWeights, name: str) -> str:
+    """What a matrix is stored as: int4, int8, fp8, nvfp4, bf16, fp16 or fp32."""
     bits = integer_bits(stored, name)
     if bits is not None:
         return f"int{bits}"
