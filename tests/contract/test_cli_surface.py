@@ -50,7 +50,17 @@ SURFACE = {
         "drafter",
         "target",
     },
-    "convert": {"--mask-token-id", "--output", "--recipe", "--scales", "--target", "--to", "-o", "checkpoint"},
+    "convert": {
+        "--keep-above",
+        "--mask-token-id",
+        "--output",
+        "--recipe",
+        "--scales",
+        "--target",
+        "--to",
+        "-o",
+        "checkpoint",
+    },
     "verify": {"build_path"},
     "generate": {
         "--chat",

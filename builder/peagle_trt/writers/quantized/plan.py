@@ -27,7 +27,7 @@ from peagle_trt.writers.fused import fused_name
 from peagle_trt.writers.quantized.documents import config_twin, quant_file
 from peagle_trt.writers.quantized.jobs import Job
 from peagle_trt.writers.quantized.layers import LayerPlan
-from peagle_trt.writers.quantized.planner import Planner, Source
+from peagle_trt.writers.quantized.planner import Planner, Rounded, Source
 from peagle_trt.writers.spelled import already_quantized
 
 
@@ -43,6 +43,7 @@ class CheckpointPlan:
         jobs: What writes its tensors, in order.
         groups: What shares a scale, by the group's name.
         finite: Tensors that are only looked at for values that are no numbers.
+        rounded: Layers whose numbers are rounded.
         document: Its config.json.
         quant_document: Its hf_quant_config.json; None where there is none.
         notes: What its user must know, a sentence each.
@@ -55,6 +56,7 @@ class CheckpointPlan:
     jobs: tuple[Job, ...]
     groups: Mapping[str, tuple[Source, ...]]
     finite: tuple[TensorSpec, ...]
+    rounded: tuple[Rounded, ...]
     document: Mapping[str, object]
     quant_document: Mapping[str, object] | None
     notes: tuple[str, ...]
@@ -189,6 +191,7 @@ def finish(
         jobs=tuple(planner.jobs),
         groups={name: tuple(sources) for name, sources in planner.groups.items()},
         finite=tuple(planner.finite),
+        rounded=tuple(planner.rounded),
         document=document,
         quant_document=quant_document,
         notes=notes,

@@ -23,6 +23,27 @@ Source = TensorSpec | PackedTensor
 _LINEAR_KINDS = ("embedding", "lm_head", "fc", "qkv", "o", "gate_up", "down", "router", "experts")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounded:
+    """A layer whose numbers are rounded.
+
+    Attributes:
+        module: Its name.
+        kind: Key of the recipe.
+        spec: Its matrix, or a stack [E, C, N].
+        group: Whose largest magnitude decides its scale.
+        weights: Form that it is brought into, `fp8` or `nvfp4`.
+        is_stack: It is a stack.
+    """
+
+    module: str
+    kind: str
+    spec: TensorSpec
+    group: str
+    weights: str
+    is_stack: bool = False
+
+
 @dataclass(slots=True, kw_only=True)
 class Planner:
     """A plan in the making.
@@ -35,6 +56,7 @@ class Planner:
         jobs: What writes it.
         groups: What shares a scale, by the group's name.
         finite: Tensors that are only looked at for values that are no numbers.
+        rounded: Layers whose numbers are rounded.
         left_out: Modules that stay as they are.
         algorithms: What was made of any layer.
         modules: Every module that has a weight, and whether it is quantized.
@@ -48,6 +70,7 @@ class Planner:
     jobs: list[Job] = field(default_factory=list)
     groups: dict[str, list[Source]] = field(default_factory=dict)
     finite: list[TensorSpec] = field(default_factory=list)
+    rounded: list[Rounded] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     algorithms: set[Algorithm] = field(default_factory=set)
     modules: dict[str, bool] = field(default_factory=dict)
@@ -66,6 +89,7 @@ class Planner:
         group = group_of(module)
         self._require_blocks(spec, module, scheme)
         self.groups.setdefault(group, []).append(spec)
+        self.rounded.append(Rounded(module=module, kind=kind, spec=spec, group=group, weights=scheme.weights))
         make = jobs.fp8_matrix if scheme.weights == "fp8" else jobs.nvfp4_matrix
         made = [make(spec, module, group)]
         if scheme.activations != "none":
@@ -81,6 +105,9 @@ class Planner:
             return
         self._require_blocks(spec, name, scheme, axis=1)
         self.groups[name] = [spec]
+        self.rounded.append(
+            Rounded(module=name, kind=kind, spec=spec, group=name, weights=scheme.weights, is_stack=True)
+        )
         make = jobs.fp8_stack if scheme.weights == "fp8" else jobs.nvfp4_stack
         self._add([make(spec, name), *self._stack_input(name, scheme)], name, kind, scheme, _stored_bytes(spec))
 
