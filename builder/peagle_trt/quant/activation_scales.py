@@ -27,6 +27,11 @@ class ActivationScales:
     recipe: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def format(self) -> str:
+        """Number format that activations were measured for, `fp8` or `nvfp4`; empty where that is not known."""
+        return next((form for form in ("nvfp4", "fp8") if self.recipe.lower().startswith(form)), "")
+
     def shared(self, names: Sequence[str]) -> float:
         """The scale of several tensors that one number serves: the largest of theirs.
 
@@ -78,8 +83,7 @@ def refuse_other_format(scales: ActivationScales, algorithm: str) -> None:
     Raises:
         CheckpointError: They were.
     """
-    formats = [form for form in ("nvfp4", "fp8") if scales.recipe.lower().startswith(form)]
-    if formats and not algorithm.lower().startswith(formats[0]):
+    if scales.format and not algorithm.lower().startswith(scales.format):
         raise CheckpointError(
             f"`{scales.path}` was measured by recipe `{scales.recipe}`, whose scales are not those of {algorithm}",
             hint="calibrate with a recipe of the same number format",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -22,8 +23,9 @@ WeightForm = Literal["stored", "bf16", "fp8", "nvfp4", "int8", "int4"]
 `int4` are for builds alone."""
 ActivationForm = Literal["none", "fp8", "nvfp4"]
 CacheForm = Literal["none", "fp8"]
-Algorithm = Literal["FP8", "NVFP4", "W4A16_NVFP4"]
-"""As ModelOpt's files spell it."""
+Algorithm = Literal["FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"]
+"""As ModelOpt's files spell it; the last one of checkpoints whose layers differ, and of no layer."""
+MIXED: Algorithm = "MIXED_PRECISION"
 
 LAYER_RECIPES = ("fp8", "fp8-kv", "nvfp4", "nvfp4-kv", "nvfp4-experts", "nvfp4-mlp", "w4a16-nvfp4", "mxfp4", "bf16")
 """Recipes of checkpoints that other engines load."""
@@ -239,8 +241,15 @@ def _refuse_integers(recipe: LayerRecipe) -> None:
 
 def algorithm_of(layers: TargetLayers | DrafterLayers) -> Algorithm | None:
     """ModelOpt's name for what a part of a recipe does; None where it quantizes nothing."""
-    named = {scheme.algorithm for scheme in schemes(layers).values()} - {None}
-    return named.pop() if named else None
+    return common_algorithm({scheme.algorithm for scheme in schemes(layers).values()})
+
+
+def common_algorithm(algorithms: Collection[Algorithm | None]) -> Algorithm | None:
+    """ModelOpt's name for a checkpoint whose layers have these; None where nothing is quantized."""
+    named = set(algorithms) - {None}
+    if len(named) > 1:
+        return MIXED
+    return next(iter(named), None)
 
 
 def schemes(layers: TargetLayers | DrafterLayers) -> dict[str, LayerScheme]:
@@ -274,11 +283,12 @@ def _check_part(path: Path, part: str, layers: TargetLayers | DrafterLayers) -> 
                 f"{where} is to be quantized, which no loader reads", hint="`stored` and `bf16` are what it can be"
             )
         named[scheme.algorithm] = kind
-    if len(named) > 1:
+    if len(named) > 1 and isinstance(layers, DrafterLayers):
         (first, one), (second, other) = list(named.items())[:2]
         raise UsageError(
             f"`{path}`: `{part}.{one}` is {first} and `{part}.{other}` {second}",
-            hint="a checkpoint has one algorithm, beside layers that it leaves out",
+            hint="layers of different algorithms are told apart by their names, and loaders name a head's anew; take "
+            "one algorithm",
         )
     if isinstance(layers, TargetLayers) and layers.packed_experts == "cast" and layers.experts.weights != "nvfp4":
         raise UsageError(

@@ -10,11 +10,13 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
 from peagle_trt.quant.layer_kinds import kind_of
 from peagle_trt.quant.layer_recipes import (
+    MIXED,
     Algorithm,
     CacheForm,
     DrafterLayers,
     LayerRecipe,
     TargetLayers,
+    common_algorithm,
     refuse_no_match,
     schemes,
 )
@@ -172,12 +174,14 @@ def finish(
         raise refuse_no_match(recipe, planner.path)
     planner.require_whole_groups()
     refuse_unknown(planner.scales, planner.modules)
-    algorithm = next(iter(planner.algorithms), None)
+    algorithm = common_algorithm(planner.algorithm_of_layers.values())
     quant_document = None
     if algorithm is not None:
-        refuse_other_format(planner.scales, algorithm)
-        quant_document = quant_file(algorithm, rules.cache, left_out)
-        document = {**document, "quantization_config": config_twin(algorithm, rules.cache, left_out)}
+        if algorithm != MIXED:
+            refuse_other_format(planner.scales, algorithm)
+        layers = planner.algorithm_of_layers
+        quant_document = quant_file(algorithm, rules.cache, left_out, layers)
+        document = {**document, "quantization_config": config_twin(algorithm, rules.cache, left_out, layers)}
     elif rules.cache != "none":
         raise CheckpointError(
             f"`{planner.path}`: nothing is quantized but the cache, which no loader reads from a checkpoint",

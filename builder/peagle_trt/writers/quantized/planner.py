@@ -9,7 +9,9 @@ from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.activation_scales import ActivationScales
+from peagle_trt.quant.fp8 import LARGEST_E4M3
 from peagle_trt.quant.layer_recipes import AS_STORED, Algorithm, DrafterLayers, LayerScheme, TargetLayers, schemes
+from peagle_trt.quant.nvfp4 import LARGEST_E2M1
 from peagle_trt.quant.stored_floats import FLOAT_TYPES
 from peagle_trt.readers.packed import NVFP4_BLOCK
 from peagle_trt.readers.tensors import PackedTensor
@@ -20,6 +22,8 @@ from peagle_trt.writers.quantized.jobs import Job
 from peagle_trt.writers.quantized.layers import LayerPlan
 
 Source = TensorSpec | PackedTensor
+# Largest number of a format, by which maxima are divided.
+_LARGEST = {"fp8": LARGEST_E4M3, "nvfp4": LARGEST_E2M1 * LARGEST_E4M3}
 _LINEAR_KINDS = ("embedding", "lm_head", "fc", "qkv", "o", "gate_up", "down", "router", "experts")
 
 
@@ -58,7 +62,7 @@ class Planner:
         finite: Tensors that are only looked at for values that are no numbers.
         rounded: Layers whose numbers are rounded.
         left_out: Modules that stay as they are.
-        algorithms: What was made of any layer.
+        algorithm_of_layers: What is made of each layer that is quantized, by its module.
         modules: Every module that has a weight, and whether it is quantized.
         is_matched: The recipe asks for a form of some layer, or for MXFP4 experts that are there.
     """
@@ -72,7 +76,7 @@ class Planner:
     finite: list[TensorSpec] = field(default_factory=list)
     rounded: list[Rounded] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    algorithms: set[Algorithm] = field(default_factory=set)
+    algorithm_of_layers: dict[str, Algorithm] = field(default_factory=dict)
     modules: dict[str, bool] = field(default_factory=dict)
     is_matched: bool = False
 
@@ -94,7 +98,7 @@ class Planner:
         made = [make(spec, module, group)]
         if scheme.activations != "none":
             names = [f"{member}.input_scale" for member in members_of(group)]
-            made.append(jobs.scalar(f"{module}.input_scale", self.scales.shared(names)))
+            made.append(jobs.scalar(f"{module}.input_scale", self._input_scale(names, scheme)))
         self._add(made, module, kind, scheme, _stored_bytes(spec))
 
     def stack(self, spec: TensorSpec, name: str, kind: str) -> None:
@@ -190,7 +194,14 @@ class Planner:
         if scheme.activations == "none":
             return []
         scale_name = f"{name}_input_scale"
-        return [jobs.scalar(scale_name, self.scales.shared([scale_name]))]
+        return [jobs.scalar(scale_name, self._input_scale([scale_name], scheme))]
+
+    def _input_scale(self, names: Sequence[str], scheme: LayerScheme) -> float:
+        """A scale of activations, brought from the number format it was measured for to that of a layer."""
+        scale, measured = self.scales.shared(names), self.scales.format
+        if not measured or scheme.activations == "none":
+            return scale
+        return scale * _LARGEST[measured] / _LARGEST[scheme.activations]
 
     def _require_blocks(self, spec: TensorSpec, module: str, scheme: LayerScheme, axis: int = -1) -> None:
         columns = spec.shape[axis]
@@ -207,7 +218,7 @@ class Planner:
         self.jobs += made
         self.is_matched |= scheme.weights != "stored" or form == "mxfp4"
         if scheme.algorithm is not None:
-            self.algorithms.add(scheme.algorithm)
+            self.algorithm_of_layers[module] = scheme.algorithm
         if kind in _LINEAR_KINDS:
             self.modules[module] = scheme.algorithm is not None
         written = sum(job.length_bytes for job in made)
