@@ -8,7 +8,6 @@ from pathlib import Path
 
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
-from peagle_trt.quant.layer_recipes import schemes
 from peagle_trt.quant.layout import drafter_layout, target_layout
 from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES, find_recipe
@@ -115,12 +114,10 @@ def store_drafter(
 
 def _require_quantized_activations(precision: str, *scales: ActivationScales) -> None:
     given = [each for each in scales if each.path is not None]
-    rules = find_recipe(precision)
-    forms = [scheme.activations for part in (rules.target, rules.drafter) for scheme in schemes(part).values()]
-    if given and not any(form != "none" for form in forms):
+    if given and not find_recipe(precision).rounds_activations:
         raise UsageError(
             f"`{given[0].path}` holds scales of activations, which precision `{precision}` leaves alone",
-            hint="leave the file out, or build with --precision fp8 or nvfp4",
+            hint="leave the file out, or build with --precision fp8, nvfp4 or nvfp4-mlp",
         )
 
 

@@ -6,16 +6,17 @@ reads its input once. Letters: H hidden size, A auxiliary states, Ht hidden size
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
 from peagle_trt.quant.halves import HALF_TYPES, to_half
 from peagle_trt.quant.layer_kinds import kind_of
-from peagle_trt.quant.layer_recipes import DrafterLayers, LayerScheme, TargetLayers, algorithm_of
+from peagle_trt.quant.layer_recipes import FLOAT_FORMS, DrafterLayers, LayerScheme, TargetLayers, algorithm_of, schemes
 from peagle_trt.quant.packing import StoredTensor, is_packed_by, pack
 from peagle_trt.quant.registry import Recipe, find_recipe
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
@@ -53,6 +54,8 @@ def target_layout(
     recipe = find_recipe(precision)
     kept = kept_in_place(target, precision)
     names = [name for name in target.weights if name not in kept]
+    _refuse_second_rounding(recipe.name, target.weights, {name: recipe.target_scheme(name) for name in names})
+    _require_match(recipe, target, [*names, *kept])
     _check_scales(scales, recipe.target, {f"model.{module}" for module in _modules(names)})
     entries = _fuse(target.weights, names)
     if target.config.is_tied and is_packed_by(recipe.target.lm_head):
@@ -93,6 +96,7 @@ def drafter_layout(
     """
     recipe = find_recipe(precision)
     names = kept_drafter_names(drafter)
+    _refuse_second_rounding(recipe.name, drafter.weights, {name: recipe.drafter_scheme(name) for name in names})
     _check_scales(scales, recipe.drafter, {*_modules(names), "lm_head"})
     packed = _fuse(drafter.weights, names)
     if stores_output_layer(drafter):
@@ -188,6 +192,36 @@ def _store(
     is_measured = scales.path is not None and scheme.activations != "none" and len(tensor.shape) == 2
     names = [f"{prefix}{module}.input_scale" for module in _modules(_parts_of(tensor.name))] if is_measured else []
     return pack(tensor, scheme, scales.shared(names) if is_measured else None)
+
+
+def _refuse_second_rounding(precision: str, weights: Weights, wanted: Mapping[str, LayerScheme]) -> None:
+    """Refuse to bring weights that were rounded to one format of floats into another."""
+    for name, scheme in wanted.items():
+        tensor = weights[name]
+        packed = tensor.packed or next((part.packed for part in tensor.parts if part.packed), None)
+        if packed is not None and scheme.weights in FLOAT_FORMS and packed.form != scheme.weights:
+            raise CheckpointError(
+                f"`{packed.codes.name}` is quantized to {packed.form} already, and precision `{precision}` would round "
+                f"it a second time, to {scheme.weights}",
+                hint=f"build with --precision bf16, with a recipe of {packed.form}, or from the checkpoint before that",
+            )
+
+
+def _require_match(recipe: Recipe, target: TargetCheckpoint, names: Iterable[str]) -> None:
+    """Refuse a recipe that would leave everything as it is: it was meant for another target."""
+    packed = (tensor.packed for tensor in target.weights.values())
+    if recipe.needs_mxfp4 and not any(form is not None and form.form == "mxfp4" for form in packed):
+        raise CheckpointError(
+            f"precision `{recipe.name}` keeps experts in MXFP4, and `{target.path}` has none",
+            hint="build with --precision bf16",
+        )
+    packs_target = any(is_packed_by(scheme) for scheme in schemes(recipe.target).values())
+    if packs_target and not any(is_packed_by(recipe.target_scheme(name)) for name in names):
+        wanted = ", ".join(kind for kind, scheme in schemes(recipe.target).items() if is_packed_by(scheme))
+        raise CheckpointError(
+            f"precision `{recipe.name}` matches no layer of `{target.path}`: it quantizes {wanted}",
+            hint="build with --precision nvfp4 or nvfp4-mlp",
+        )
 
 
 def _check_scales(scales: ActivationScales, layers: TargetLayers | DrafterLayers, modules: set[str]) -> None:

@@ -1,0 +1,178 @@
+"""Recipes of checkpoints in builds: what each stores, and what each refuses before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from peagle_trt.cli.main import run
+from peagle_trt.errors import CheckpointError, UsageError
+from peagle_trt.quant import find_recipe, plan_storage, store_drafter, store_target
+from peagle_trt.quant.registry import UNBUILDABLE
+from peagle_trt.readers import read_drafter, read_target
+from tests.support.checkpoints import edit_tensors
+from tests.support.models import save_drafter, save_target
+from tests.support.quantized import FORMS, nvfp4, quantize_folder, to_mxfp4, unpack_nvfp4
+
+PROJECTIONS = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+FEED_FORWARD = {"gate_up_proj", "down_proj"}
+DOWN = "model__layers__1__mlp__down_proj__weight"
+
+
+def store(folder: Path, precision: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Tensors of target and drafter as a build stores them."""
+    target, drafter = read_target(folder / "target"), read_drafter(folder / "head")
+    store_target(precision, target, folder / "t.safetensors")
+    store_drafter(precision, drafter, target, folder / "d.safetensors")
+    return load_file(folder / "t.safetensors"), load_file(folder / "d.safetensors")
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    save_target(tmp_path / "target")
+    save_drafter(tmp_path / "head")
+    return tmp_path
+
+
+@pytest.fixture
+def qwen_moe(tmp_path: Path) -> Path:
+    save_target(tmp_path / "target", "Qwen3MoeForCausalLM")
+    save_drafter(tmp_path / "head")
+    return tmp_path
+
+
+@pytest.fixture
+def gpt_oss(tmp_path: Path) -> Path:
+    save_target(tmp_path / "target", "GptOssForCausalLM", hidden_size=64, intermediate_size=32)
+    to_mxfp4(tmp_path / "target", tmp_path / "plain")
+    save_drafter(tmp_path / "head")
+    return tmp_path
+
+
+def packed(tensors: dict[str, torch.Tensor]) -> set[str]:
+    """Last part of the names of what is stored as codes."""
+    return {name.removesuffix(".block_scales").split(".")[2] for name in tensors if name.endswith(".block_scales")}
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [("nvfp4-mlp", FEED_FORWARD), ("w4a16-nvfp4", PROJECTIONS)])
+def test_a_recipe_packs_its_kinds_of_layers_in_both_models(dense: Path, precision: str, wanted: set[str]) -> None:
+    target, drafter = store(dense, precision)
+    assert packed(target) == packed(drafter) == wanted
+    assert target["lm_head"].dtype == target["layers.2.input_norm"].dtype == drafter["fc"].dtype == torch.bfloat16
+
+
+def test_weights_alone_have_no_scale_of_their_rows(dense: Path) -> None:
+    found = [name for each in store(dense, "w4a16-nvfp4") for name in each if "input_scale" in name]
+    assert found == []
+
+
+def test_experts_alone_are_packed_and_nothing_else(qwen_moe: Path) -> None:
+    target, drafter = store(qwen_moe, "nvfp4-experts")
+    assert packed(target) == {"experts_gate_up_proj", "experts_down_proj"}
+    assert packed(drafter) == set()
+    assert target["layers.2.qkv_proj"].dtype == drafter["layers.0.down_proj"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("precision", ["mxfp4", "nvfp4-experts", "nvfp4-mlp", "w4a16-nvfp4"])
+def test_experts_in_mxfp4_keep_their_words(gpt_oss: Path, precision: str) -> None:
+    target, drafter = read_target(gpt_oss / "target"), read_drafter(gpt_oss / "head")
+    storage = plan_storage(precision, target, drafter)
+    kept = {name.rpartition(".")[0] for reference in storage.references for name in reference}
+    assert {f"layers.1.experts_{part}_proj" for part in ("gate_up", "down")} <= kept
+    assert not [tensor.name for tensor in storage.layout if tensor.name in kept]
+
+
+def test_a_block_of_zeros_is_worth_zeros(dense: Path) -> None:
+    weight = load_file(dense / "target" / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].float()
+    weight[3] = 0
+    weight[:, 16:32] = 0
+    edit_tensors(dense / "target", **{DOWN: weight.numpy()})
+    target, _ = store(dense, "w4a16-nvfp4")
+    name = "layers.1.down_proj"
+    scales, overall = target[f"{name}.block_scales"], target[f"{name}.global_scale"]
+    assert (scales[3].float() == 1).all()
+    assert torch.equal(unpack_nvfp4(target[name], scales, overall), nvfp4(weight)[3])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("precision", ["w4a16-nvfp4", "nvfp4-mlp"])
+def test_a_weight_that_is_no_number_is_named(dense: Path, precision: str, value: float) -> None:
+    weight = load_file(dense / "target" / "model.safetensors")["model.layers.1.mlp.down_proj.weight"].float().numpy()
+    weight[2, 5] = value
+    edit_tensors(dense / "target", **{DOWN: weight})
+    with pytest.raises(
+        CheckpointError, match=r"`model.layers.1.mlp.down_proj.weight` holds .* nan or infinite.*\[2, 5"
+    ):
+        store(dense, precision)
+
+
+@pytest.mark.parametrize(("precision", "layer"), [("w4a16-nvfp4", "down_proj"), ("nvfp4-mlp", "down_proj")])
+def test_columns_that_make_no_blocks_are_named_before_anything_is_written(
+    tmp_path: Path, precision: str, layer: str
+) -> None:
+    save_target(tmp_path / "target", intermediate_size=72)
+    save_drafter(tmp_path / "head")
+    target, drafter = read_target(tmp_path / "target"), read_drafter(tmp_path / "head")
+    with pytest.raises(CheckpointError, match=f"`layers.0.{layer}` has 72 columns, which blocks of 16 do not divide"):
+        plan_storage(precision, target, drafter)
+
+
+def test_a_recipe_of_experts_matches_no_layer_of_a_dense_target(dense: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"`nvfp4-experts` matches no layer of `.*target`: it quantizes experts"):
+        plan_storage("nvfp4-experts", read_target(dense / "target"), read_drafter(dense / "head"))
+
+
+def test_a_recipe_that_keeps_mxfp4_wants_some(qwen_moe: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"`mxfp4` keeps experts in MXFP4, and `.*target` has none"):
+        plan_storage("mxfp4", read_target(qwen_moe / "target"), read_drafter(qwen_moe / "head"))
+
+
+@pytest.mark.parametrize(
+    ("form", "precision", "message"),
+    [
+        (
+            "modelopt_fp8",
+            "w4a16-nvfp4",
+            "is quantized to fp8 already, and precision `w4a16-nvfp4` would round it a second",
+        ),
+        (
+            "modelopt_nvfp4",
+            "fp8",
+            "is quantized to nvfp4 already, and precision `fp8` would round it a second time, to fp8",
+        ),
+    ],
+)
+def test_weights_are_not_rounded_to_a_second_format(dense: Path, form: str, precision: str, message: str) -> None:
+    quantize_folder(dense / "target", dense / "plain", FORMS[form])
+    with pytest.raises(CheckpointError, match=f"`model.layers.*{message}"):
+        plan_storage(precision, read_target(dense / "target"), read_drafter(dense / "head"))
+
+
+def test_weights_of_the_same_format_are_taken(dense: Path) -> None:
+    quantize_folder(dense / "target", dense / "plain", FORMS["modelopt_nvfp4"])
+    target, drafter = read_target(dense / "target"), read_drafter(dense / "head")
+    assert plan_storage("nvfp4", target, drafter).layout
+
+
+@pytest.mark.parametrize("precision", UNBUILDABLE)
+def test_a_cache_in_fp8_is_refused_with_the_reason_and_the_nearest_recipe(
+    precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=f"`{precision}` cannot be built: TensorRT updates no cache of FP8 in place"):
+        find_recipe(precision)
+    assert run(["build", "--target", "tiny", "--precision", precision, "--dry-run"]) == 2
+    text = capsys.readouterr().err
+    assert "cache has type FP8 but must have type Float, Half, or BFloat16" in text
+    assert f"--precision {precision.removesuffix('-kv')}, whose cache is bfloat16" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("precision", ["nvfp4-experts", "w4a16-nvfp4"])
+def test_what_rounds_weights_alone_is_judged_by_its_weights(precision: str) -> None:
+    recipe = find_recipe(precision)
+    assert not recipe.rounds_rows
+    assert not recipe.rounds_activations
+    assert find_recipe("nvfp4-mlp").rounds_rows
