@@ -15,6 +15,7 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.files import write_text
 from peagle_trt.quant import (
     StoredWeights,
+    describe_kept_experts,
     find_recipe,
     open_stored,
     plan_storage,
@@ -78,6 +79,7 @@ def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
             "target": spec.target_source or spec.target_path.name,
             "drafter": spec.drafter_source or spec.drafter_path.name,
             **_describe_scales(spec),
+            **_describe_experts(spec, checkpoints),
         },
     )
 
@@ -86,6 +88,11 @@ def _describe_scales(spec: BuildSpec) -> dict[str, str]:
     """Which files of scales a build was made with, by name and calibration."""
     found = zip(("target_scales", "drafter_scales"), read_scales(spec), strict=True)
     return {role: f"{scales.path.name} ({scales.recipe})" for role, scales in found if scales.path is not None}
+
+
+def _describe_experts(spec: BuildSpec, checkpoints: Checkpoints) -> dict[str, str]:
+    kept = describe_kept_experts(spec.precision, checkpoints.target)
+    return {"experts": kept} if kept else {}
 
 
 BASE_MEMORY_BYTES = 220 << 20

@@ -11,9 +11,10 @@ from safetensors.torch import load_file
 
 from peagle_trt.cli.main import run
 from peagle_trt.errors import CheckpointError, UsageError
-from peagle_trt.quant import find_recipe, plan_storage, store_drafter, store_target
+from peagle_trt.quant import describe_kept_experts, find_recipe, plan_storage, store_drafter, store_target
 from peagle_trt.quant.registry import UNBUILDABLE
 from peagle_trt.readers import read_drafter, read_target
+from peagle_trt.readers.safetensors_file import load_tensor
 from tests.support.checkpoints import edit_tensors
 from tests.support.models import save_drafter, save_target
 from tests.support.quantized import FORMS, nvfp4, quantize_folder, to_mxfp4, unpack_nvfp4
@@ -84,6 +85,32 @@ def test_experts_in_mxfp4_keep_their_words(gpt_oss: Path, precision: str) -> Non
     kept = {name.rpartition(".")[0] for reference in storage.references for name in reference}
     assert {f"layers.1.experts_{part}_proj" for part in ("gate_up", "down")} <= kept
     assert not [tensor.name for tensor in storage.layout if tensor.name in kept]
+
+
+@pytest.mark.parametrize(("precision", "is_cast"), [("mxfp4", False), ("bf16", False), ("nvfp4", True)])
+def test_a_build_says_how_many_experts_keep_their_words(gpt_oss: Path, precision: str, is_cast: bool) -> None:
+    text = describe_kept_experts(precision, read_target(gpt_oss / "target"))
+    # Six layers of eight experts, with gate and up of 32 rows each and a way back.
+    assert text.startswith(
+        f"12 stacks of experts, {6 * 8 * 3 * 32 * 64:,} weights, stay in the checkpoint's MXFP4 words"
+    )
+    assert text.endswith("the same numbers at best, in 6 % more bytes") == is_cast
+
+
+def test_nothing_is_said_where_nothing_is_kept(dense: Path, gpt_oss: Path) -> None:
+    assert describe_kept_experts("fp32", read_target(gpt_oss / "target")) == ""
+    save_target(dense / "target")
+    assert describe_kept_experts("nvfp4", read_target(dense / "target")) == ""
+
+
+def test_experts_too_far_apart_for_nvfp4_are_kept_all_the_same(gpt_oss: Path) -> None:
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    scales = load_file(gpt_oss / "target" / "model.safetensors")[name].numpy().copy()
+    scales[0, 0, 0] = scales.max() - 20
+    edit_tensors(gpt_oss / "target", **{name.replace(".", "__"): scales})
+    storage = plan_storage("nvfp4", read_target(gpt_oss / "target"), read_drafter(gpt_oss / "head"))
+    kept = storage.references[0]["layers.1.experts_down_proj.scales"]
+    np.testing.assert_array_equal(load_tensor(kept), scales)
 
 
 def test_a_block_of_zeros_is_worth_zeros(dense: Path) -> None:
