@@ -284,7 +284,7 @@ class EngineStages:
 
         manifest = with_engines(self._manifest, self._folder)
         pair = checkpoints.target, checkpoints.drafter
-        is_rounded = find_recipe(manifest.precision).rounds_to_integers
+        is_rounded = find_recipe(manifest.precision).is_judged_by_own_weights
         source = rounded_source(*pair, *stored_weights(self._folder)) if is_rounded else checkpoint_source(*pair)
         subject = open_subject(self._folder, manifest, source)
         self._engine = subject.engine

@@ -11,6 +11,7 @@ from peagle_trt.quant.layer_kinds import kind_of
 from peagle_trt.quant.layer_recipes import (
     AS_STORED,
     BUILD_RECIPES,
+    FLOAT_FORMS,
     INTEGER_FORMS,
     DrafterLayers,
     LayerScheme,
@@ -66,6 +67,16 @@ class Recipe:
     def rounds_rows(self) -> bool:
         """Whether products round what they are given, so that no weights alone tell what they give."""
         return self.rounds_to_integers or self.rounds_activations
+
+    @property
+    def is_judged_by_own_weights(self) -> bool:
+        """Whether a build's weights stray too far from the checkpoint's to be compared with them: each matrix is, and
+        the graphs are compared with what the build's own weights give. Where rows are rounded to floats too, nothing
+        is left to judge.
+        """
+        parts = (*schemes(self.target).values(), *schemes(self.drafter).values())
+        packs_floats = any(scheme.weights in FLOAT_FORMS for scheme in parts)
+        return self.rounds_to_integers or (packs_floats and not self.rounds_activations)
 
     def target_scheme(self, name: str) -> LayerScheme:
         """What becomes of one of the target's tensors, by its stored name."""

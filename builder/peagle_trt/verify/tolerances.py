@@ -97,6 +97,9 @@ ELEMENT_TOLERANCES = {
 }
 """By what an engine computes in, where that is less than float32; no GPU has measured them yet."""
 
-LARGEST_ROUNDING = {4: 0.38, 8: 0.03}
-"""Relative error that rounding to blocks of 32 integers can make, by their bits. Where one number of a block is its
-whole range, the other 31 are off by a step at most: sqrt(31) / 15, or sqrt(31) / 255. Another matrix is off by 1.4."""
+LARGEST_ROUNDING = {"4 bits": 0.38, "8 bits": 0.03, "NVFP4": 0.25, "BF16": 2**-8, "F16": 2**-8}
+"""Relative error that rounding can make. Blocks of 32 integers, by their bits: where one number of a block is its
+whole range, the other 31 are off by a step at most: sqrt(31) / 15, or sqrt(31) / 255. Blocks of NVFP4: the others are
+off by a fifth of themselves at most where they count, and the largest by a sixteenth, as its scale is rounded too.
+Halves: half a step of a number is 2^-9 of it, or 2^-12; far smaller ones of float16 add to it. Another matrix is off
+by 1.4."""

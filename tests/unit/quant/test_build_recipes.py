@@ -9,14 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from peagle_trt.build_folder import read_manifest
 from peagle_trt.cli.main import run
-from peagle_trt.errors import CheckpointError, UsageError
-from peagle_trt.quant import describe_kept_experts, find_recipe, plan_storage, store_drafter, store_target
+from peagle_trt.errors import CheckpointError, UsageError, VerificationError
+from peagle_trt.quant import describe_kept_experts, find_recipe, open_stored, plan_storage, store_drafter, store_target
 from peagle_trt.quant.registry import UNBUILDABLE
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.safetensors_file import load_tensor
-from tests.support.checkpoints import edit_tensors
-from tests.support.models import save_drafter, save_target
+from peagle_trt.verify import rounded_source
+from tests.support.batched import open_batched_pair
+from tests.support.checkpoints import edit_tensors, narrow_tensors, save_byte_tokenizer
+from tests.support.models import HEAD_DIM, HEADS, HIDDEN, save_drafter, save_target
 from tests.support.quantized import FORMS, nvfp4, quantize_folder, to_mxfp4, unpack_nvfp4
 
 PROJECTIONS = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
@@ -95,6 +98,43 @@ def test_a_build_says_how_many_experts_keep_their_words(gpt_oss: Path, precision
         f"12 stacks of experts, {6 * 8 * 3 * 32 * 64:,} weights, stay in the checkpoint's MXFP4 words"
     )
     assert text.endswith("the same numbers at best, in 6 % more bytes") == is_cast
+
+
+def test_a_build_of_gpt_oss_says_it_and_its_manifest_too(gpt_oss: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_byte_tokenizer(gpt_oss / "target")
+    for name in ("target", "head"):
+        narrow_tensors(gpt_oss / name)
+    pair = ["--target", str(gpt_oss / "target"), "--drafter", str(gpt_oss / "head"), "--max-sequence-length", "64"]
+    # In ONNX Runtime, so that nothing is compiled for it.
+    build = ["build", *pair, "--backend", "onnxruntime", "--precision", "mxfp4", "-o", str(gpt_oss / "build")]
+    assert run(build) == 0
+    said = "12 stacks of experts, 294,912 weights, stay in the checkpoint's MXFP4 words"
+    assert f"note: {said}" in capsys.readouterr().err
+    assert read_manifest(gpt_oss / "build").sources["experts"] == said
+
+
+@pytest.mark.parametrize(("precision", "architecture"), [("w4a16-nvfp4", "llama"), ("nvfp4-experts", "qwen_moe")])
+def test_weights_alone_are_judged_as_float32_against_the_build_s_own(
+    tmp_path: Path, precision: str, architecture: str
+) -> None:
+    save_target(tmp_path / "target", {"llama": "LlamaForCausalLM", "qwen_moe": "Qwen3MoeForCausalLM"}[architecture])
+    save_drafter(tmp_path / "head")
+    pair = open_batched_pair(
+        tmp_path / "target", tmp_path / "head", tmp_path / "build", precision=precision, max_batch_size=2
+    )
+    stored = [open_stored(pair.engine_path / f"{role}.safetensors") for role in ("target", "drafter")]
+    source = rounded_source(read_target(tmp_path / "target"), pair.drafter, *stored)
+    for part in ("q_proj", "experts_down_proj" if architecture == "qwen_moe" else "down_proj"):
+        name = f"layers.2.{part}"
+        error = np.abs(source.load_target(name) - read_target(tmp_path / "target").weights.load(name)).max()
+        assert error > 0
+    changed = np.random.default_rng(0).normal(0, 0.1, (HEADS * HEAD_DIM, HIDDEN)).astype(np.float32)
+    edit_tensors(tmp_path / "target", model__layers__2__self_attn__q_proj__weight=changed)
+    other = rounded_source(read_target(tmp_path / "target"), pair.drafter, *stored)
+    with pytest.raises(
+        VerificationError, match=r"`layers.2.q_proj` was rounded to (NVFP4|BF16) with a relative error of 1"
+    ):
+        other.load_target("layers.2.q_proj")
 
 
 def test_nothing_is_said_where_nothing_is_kept(dense: Path, gpt_oss: Path) -> None:
