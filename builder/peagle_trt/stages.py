@@ -22,7 +22,7 @@ from peagle_trt.quant import (
     store_drafter,
     store_target,
 )
-from peagle_trt.quant.activation_scales import ActivationScales, read_activation_scales
+from peagle_trt.quant.activation_scales import ActivationScales, read_build_scales
 from peagle_trt.quant.in_place import bytes_to_copy, shards
 from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.store import (
@@ -146,7 +146,7 @@ def read_scales(spec: BuildSpec) -> tuple[ActivationScales, ActivationScales]:
     Raises:
         CheckpointError: A file is damaged, or holds something else.
     """
-    return read_activation_scales(spec.scales_path), read_activation_scales(spec.drafter_scales_path)
+    return read_build_scales(spec.scales_path), read_build_scales(spec.drafter_scales_path)
 
 
 def write_tokenizer(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ BUILD_RECIPES = (
     "int4",
     "fp8",
     "nvfp4",
+    "nvfp4-awq",
     "nvfp4-mlp",
     "nvfp4-experts",
     "w4a16-nvfp4",
@@ -148,6 +149,7 @@ class BuildRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             keeps the checkpoint's own and is read in place.
         keeps_mxfp4: Experts that the checkpoint has in MXFP4 stay in its files.
         needs_mxfp4: The recipe is for targets with such experts.
+        scales_columns: Columns of the target's matrices are divided by scales that calibration found.
         compute_element: What a batched graph computes in, named as in `onnx.TensorProto`. ONNX Runtime on a CPU
             computes in float32 whatever is stored.
         backends: Names of backends that take it.
@@ -158,6 +160,7 @@ class BuildRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     weight_type: Literal["F32", "F16", "BF16"] | None = None
     keeps_mxfp4: bool = True
     needs_mxfp4: bool = False
+    scales_columns: bool = False
     compute_element: Literal["FLOAT", "FLOAT16", "BFLOAT16"] = "BFLOAT16"
     backends: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()

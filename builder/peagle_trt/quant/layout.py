@@ -13,12 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
+from peagle_trt.quant.activation_scales import (
+    NO_SCALES,
+    ActivationScales,
+    refuse_columns,
+    refuse_other_format,
+    refuse_unknown,
+)
 from peagle_trt.quant.halves import HALF_TYPES, to_half
 from peagle_trt.quant.layer_kinds import kind_of
 from peagle_trt.quant.layer_recipes import FLOAT_FORMS, DrafterLayers, LayerScheme, TargetLayers, algorithm_of, schemes
-from peagle_trt.quant.packing import StoredTensor, is_packed_by, pack
+from peagle_trt.quant.packing import StoredTensor, divide_columns, is_packed_by, pack
 from peagle_trt.quant.registry import Recipe, find_recipe
+from peagle_trt.quant.scales_file import INPUT_SCALE, PRE_QUANT_SCALE
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
 from peagle_trt.readers.llama_names import llama_name
 from peagle_trt.readers.safetensors_file import raw_rows
@@ -56,7 +63,13 @@ def target_layout(
     names = [name for name in target.weights if name not in kept]
     _refuse_second_rounding(recipe.name, target.weights, {name: recipe.target_scheme(name) for name in names})
     _require_match(recipe, target, [*names, *kept])
-    _check_scales(scales, recipe.target, {f"model.{module}" for module in _modules(names)})
+    _check_scales(scales, recipe, recipe.target, {f"model.{module}" for module in _modules(names)})
+    if recipe.scales_columns and not scales.columns:
+        raise CheckpointError(
+            f"precision `{precision}` divides weights by AWQ's scales of their columns, and "
+            f"{f'`{scales.path}` holds none' if scales.path else 'no file of scales is given'}",
+            hint="scripts/calibrate TARGET --recipe nvfp4-awq writes them; give its file with --scales",
+        )
     entries = _fuse(target.weights, names)
     if target.config.is_tied and is_packed_by(recipe.target.lm_head):
         # The rows that are looked up stay as they are.
@@ -97,7 +110,7 @@ def drafter_layout(
     recipe = find_recipe(precision)
     names = kept_drafter_names(drafter)
     _refuse_second_rounding(recipe.name, drafter.weights, {name: recipe.drafter_scheme(name) for name in names})
-    _check_scales(scales, recipe.drafter, {*_modules(names), "lm_head"})
+    _check_scales(scales, recipe, recipe.drafter, {*_modules(names), "lm_head"})
     packed = _fuse(drafter.weights, names)
     if stores_output_layer(drafter):
         rows = StoredTensor(
@@ -190,8 +203,14 @@ def _store(
     if not is_packed_by(scheme):
         return [_as_stored(tensor, "BF16" if scheme.weights == "bf16" else recipe.weight_type)]
     is_measured = scales.path is not None and scheme.activations != "none" and len(tensor.shape) == 2
-    names = [f"{prefix}{module}.input_scale" for module in _modules(_parts_of(tensor.name))] if is_measured else []
-    return pack(tensor, scheme, scales.shared(names) if is_measured else None)
+    modules = [f"{prefix}{module}" for module in _modules(_parts_of(tensor.name))] if is_measured else []
+    kept: list[StoredTensor] = []
+    if is_measured and recipe.scales_columns and scales.columns:
+        names = [f"{module}{PRE_QUANT_SCALE}" for module in modules]
+        tensor, column_scales = divide_columns(tensor, scales.shared_columns(names, tensor.shape[1]))
+        kept.append(column_scales)
+    input_scale = scales.shared([f"{module}{INPUT_SCALE}" for module in modules]) if is_measured else None
+    return [*pack(tensor, scheme, input_scale), *kept]
 
 
 def _refuse_second_rounding(precision: str, weights: Weights, wanted: Mapping[str, LayerScheme]) -> None:
@@ -224,11 +243,17 @@ def _require_match(recipe: Recipe, target: TargetCheckpoint, names: Iterable[str
         )
 
 
-def _check_scales(scales: ActivationScales, layers: TargetLayers | DrafterLayers, modules: set[str]) -> None:
+def _check_scales(
+    scales: ActivationScales, recipe: Recipe, layers: TargetLayers | DrafterLayers, modules: set[str]
+) -> None:
     if scales.path is None:
         return
+    if not recipe.scales_columns:
+        refuse_columns(scales)
     # Experts' activations are left alone, so their scales are of no use and no harm.
-    refuse_unknown(replace(scales, values={n: v for n, v in scales.values.items() if _EXPERTS not in n}), modules)
+    values = {name: value for name, value in scales.values.items() if _EXPERTS not in name}
+    columns = {name: value for name, value in scales.columns.items() if _EXPERTS not in name}
+    refuse_unknown(replace(scales, values=values, columns=columns), modules)
     algorithm = algorithm_of(layers)
     if algorithm is not None:
         refuse_other_format(scales, algorithm)

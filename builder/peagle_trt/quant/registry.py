@@ -35,6 +35,7 @@ class Recipe:
         drafter: What becomes of the drafter's.
         keeps_mxfp4: See `BuildRules`.
         needs_mxfp4: See `BuildRules`.
+        scales_columns: See `BuildRules`.
         compute_element: See `BuildRules`.
         backends: Names of backends that take it.
         leaves: Kinds of the target's layers that stay as they are all the same.
@@ -47,6 +48,7 @@ class Recipe:
     drafter: DrafterLayers
     keeps_mxfp4: bool
     needs_mxfp4: bool
+    scales_columns: bool
     compute_element: ComputeElement
     backends: tuple[str, ...]
     leaves: tuple[str, ...] = ()
@@ -132,6 +134,7 @@ def find_recipe(name: str) -> Recipe:
         drafter=layers.drafter,
         keeps_mxfp4=rules.keeps_mxfp4,
         needs_mxfp4=rules.needs_mxfp4,
+        scales_columns=rules.scales_columns,
         compute_element=rules.compute_element,
         backends=rules.backends,
         leaves=rules.leaves,

@@ -65,6 +65,7 @@ TOLERANCES = {
     "int4": _INTEGERS,
     "fp8": _ROUNDED_ACTIVATIONS,
     "nvfp4": _ROUNDED_ACTIVATIONS,
+    "nvfp4-awq": _ROUNDED_ACTIVATIONS,
     "nvfp4-mlp": _ROUNDED_ACTIVATIONS,
     "nvfp4-experts": _ROUNDED_WEIGHTS,
     "w4a16-nvfp4": _ROUNDED_WEIGHTS,

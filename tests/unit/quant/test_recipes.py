@@ -146,7 +146,7 @@ def replace_target(folder: Path, precision: str) -> None:
         to_mxfp4(folder / "target", folder / "plain")
 
 
-@pytest.mark.parametrize("precision", BUILD_RECIPES)
+@pytest.mark.parametrize("precision", [name for name in BUILD_RECIPES if name != "nvfp4-awq"])
 def test_a_plan_counts_the_bytes_that_are_written(pair: Path, precision: str) -> None:
     replace_target(pair, precision)
     storage = plan_storage(precision, read_target(pair / "target"), read_drafter(pair / "head"))

@@ -22,6 +22,7 @@ _OLDEST_DRIVER_BRANCH = 580
 # Constants of FP4 are compiled for Blackwell alone, experts' words for any; Turing has no bfloat16.
 _OLDEST_OF_PRECISION = {
     "nvfp4": 100,
+    "nvfp4-awq": 100,
     "nvfp4-mlp": 100,
     "w4a16-nvfp4": 100,
     "fp8": 89,

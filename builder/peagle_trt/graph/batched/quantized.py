@@ -17,7 +17,7 @@ from peagle_trt.graph.batched.nodes import BATCHED_OPSET
 from peagle_trt.graph.builder import GraphBuilder
 from peagle_trt.quant.fp8 import LARGEST_E4M3
 from peagle_trt.quant.nvfp4 import LARGEST_E2M1
-from peagle_trt.quant.packing import BLOCK_SCALES, GLOBAL_SCALE, INPUT_SCALE, ROW_INPUT_SCALE, SCALE
+from peagle_trt.quant.packing import BLOCK_SCALES, COLUMN_SCALES, GLOBAL_SCALE, INPUT_SCALE, ROW_INPUT_SCALE, SCALE
 from peagle_trt.readers.float_codes import decode_e2m1
 from peagle_trt.readers.packed import NVFP4_BLOCK
 
@@ -64,8 +64,10 @@ def _rounds_rows(builder: GraphBuilder, name: str) -> bool:
 def _quantized_rows(builder: GraphBuilder, rows: str, name: str) -> tuple[str, str]:
     """What a product of the rows is still to be multiplied by, or "", and the rows as their format holds them."""
     row_scale, scaled = "", _as_float(builder, rows)
+    if builder.has_weight(f"{name}{COLUMN_SCALES}"):
+        scaled = builder.op("Mul", scaled, builder.raw_weight(f"{name}{COLUMN_SCALES}"))
     if not builder.has_weight(f"{name}{INPUT_SCALE}"):
-        row_scale, scaled = _scale_rows(builder, rows, LARGEST_FP8 if _is_fp8(builder, name) else LARGEST_NVFP4)
+        row_scale, scaled = _scale_rows(builder, scaled, LARGEST_FP8 if _is_fp8(builder, name) else LARGEST_NVFP4)
     if _is_fp8(builder, name):
         return row_scale, _fp8_rows(builder, scaled, name)
     spell = _spelled_nvfp4_rows if builder.element == "FLOAT" else _nvfp4_rows
@@ -80,16 +82,15 @@ def _matrix(builder: GraphBuilder, name: str) -> str:
 
 
 def _scale_rows(builder: GraphBuilder, rows: str, largest: float) -> tuple[str, str]:
-    """What every row is divided by, [..., 1], and the rows, whose largest magnitude is then `largest`; in float32.
+    """What every row of float32 is divided by, [..., 1], and the rows, whose largest magnitude is then `largest`.
 
     A row has the same scale alone and among others, so that a verify step sees what single steps see.
     """
-    values = _as_float(builder, rows)
-    found = builder.op("ReduceMax", builder.op("Abs", values), integers(builder, -1), keepdims=1)
+    found = builder.op("ReduceMax", builder.op("Abs", rows), integers(builder, -1), keepdims=1)
     scale = builder.op("Mul", found, _number(builder, 1 / largest))
     is_zero = builder.op("Equal", scale, _number(builder, 0))
     sound = builder.op("Where", is_zero, _number(builder, 1), scale)
-    return sound, builder.op("Div", values, sound)
+    return sound, builder.op("Div", rows, sound)
 
 
 def _input_scale(builder: GraphBuilder, name: str) -> str:
