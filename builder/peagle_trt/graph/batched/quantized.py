@@ -51,10 +51,17 @@ def linear(builder: GraphBuilder, rows: str, name: str, bias: str = "") -> str:
         [..., rows of the matrix], in the same type.
     """
     row_scale, coarse = _quantized_rows(builder, rows, name) if _rounds_rows(builder, name) else ("", rows)
-    product = builder.op("MatMul", coarse, builder.op("Transpose", _matrix(builder, name), perm=[1, 0]))
+    product = builder.op("MatMul", coarse, builder.op("Transpose", matrix_of(builder, name), perm=[1, 0]))
     if row_scale:
         product = _in_element(builder, builder.op("Mul", _as_float(builder, product), row_scale))
     return builder.op("Add", product, builder.weight(bias)) if bias and builder.has_weight(bias) else product
+
+
+def matrix_of(builder: GraphBuilder, name: str) -> str:
+    """What a matrix's codes are worth, [rows, columns] in the type that the graph computes in."""
+    if _is_fp8(builder, name):
+        return _fp8_matrix(builder, name)
+    return _spelled_nvfp4_matrix(builder, name) if builder.element == "FLOAT" else _nvfp4_matrix(builder, name)
 
 
 def _rounds_rows(builder: GraphBuilder, name: str) -> bool:
@@ -72,13 +79,6 @@ def _quantized_rows(builder: GraphBuilder, rows: str, name: str) -> tuple[str, s
         return row_scale, _fp8_rows(builder, scaled, name)
     spell = _spelled_nvfp4_rows if builder.element == "FLOAT" else _nvfp4_rows
     return row_scale, spell(builder, scaled, name)
-
-
-def _matrix(builder: GraphBuilder, name: str) -> str:
-    """What its codes are worth, [rows, columns] in the type that the graph computes in."""
-    if _is_fp8(builder, name):
-        return _fp8_matrix(builder, name)
-    return _spelled_nvfp4_matrix(builder, name) if builder.element == "FLOAT" else _nvfp4_matrix(builder, name)
 
 
 def _scale_rows(builder: GraphBuilder, rows: str, largest: float) -> tuple[str, str]:
