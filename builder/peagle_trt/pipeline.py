@@ -24,7 +24,7 @@ from peagle_trt.files import require_free_space
 from peagle_trt.graph.attention import check_head_dims
 from peagle_trt.machine import probe_machine
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
-from peagle_trt.quant import AUTOMATIC, choose_recipe, require_recipe
+from peagle_trt.quant import AUTOMATIC, choose_recipe, describe_kept_experts, require_recipe
 from peagle_trt.readers import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -125,6 +125,9 @@ def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Che
     tokenizer = target.tokenizer if is_own else read_tokenizer(spec.tokenizer_path)
     assert tokenizer is not None, "read_tokenizer refuses a path without one"
     _check_lengths(spec, target, drafter, report)
+    kept = describe_kept_experts(spec.precision, target)
+    if kept:
+        report(f"note: {kept}")
     config = msgspec.structs.replace(target.config, aux_layer_ids=drafter.config.aux_layer_ids)
     return Checkpoints(target=replace(target, config=config), drafter=drafter, tokenizer=tokenizer)
 

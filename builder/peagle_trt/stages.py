@@ -15,13 +15,14 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.files import write_text
 from peagle_trt.quant import (
     StoredWeights,
+    describe_kept_experts,
     find_recipe,
     open_stored,
     plan_storage,
     store_drafter,
     store_target,
 )
-from peagle_trt.quant.activation_scales import ActivationScales, read_activation_scales
+from peagle_trt.quant.activation_scales import ActivationScales, read_build_scales
 from peagle_trt.quant.in_place import bytes_to_copy, shards
 from peagle_trt.quant.left_out import NOTHING_LEFT_OUT, LeftOut, choose_left_out, find_left_out
 from peagle_trt.quant.packing import StoredTensor
@@ -79,6 +80,7 @@ def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
             "target": spec.target_source or spec.target_path.name,
             "drafter": spec.drafter_source or spec.drafter_path.name,
             **_describe_scales(spec),
+            **_describe_experts(spec, checkpoints),
         },
     )
 
@@ -87,6 +89,11 @@ def _describe_scales(spec: BuildSpec) -> dict[str, str]:
     """Which files of scales a build was made with, by name and calibration."""
     found = zip(("target_scales", "drafter_scales"), read_scales(spec), strict=True)
     return {role: f"{scales.path.name} ({scales.recipe})" for role, scales in found if scales.path is not None}
+
+
+def _describe_experts(spec: BuildSpec, checkpoints: Checkpoints) -> dict[str, str]:
+    kept = describe_kept_experts(spec.precision, checkpoints.target)
+    return {"experts": kept} if kept else {}
 
 
 BASE_MEMORY_BYTES = 220 << 20
@@ -134,9 +141,12 @@ class LayerChoice:
         if self._spec.keep_above is None:
             return NOTHING_LEFT_OUT
         if self._chosen is None:
+            # Whatever else is wrong shows with the headers, before all weights are read.
+            plan_weights(self._spec, self._checkpoints)
             self._report("weighing every matrix for --keep-above ...")
             pair = self._checkpoints.target, self._checkpoints.drafter
-            self._chosen, line = choose_left_out(self._spec.precision, *pair, self._spec.keep_above)
+            scales = read_scales(self._spec)
+            self._chosen, line = choose_left_out(self._spec.precision, *pair, self._spec.keep_above, *scales)
             self._report(line)
         return self._chosen
 
@@ -172,7 +182,7 @@ def read_scales(spec: BuildSpec) -> tuple[ActivationScales, ActivationScales]:
     Raises:
         CheckpointError: A file is damaged, or holds something else.
     """
-    return read_activation_scales(spec.scales_path), read_activation_scales(spec.drafter_scales_path)
+    return read_build_scales(spec.scales_path), read_build_scales(spec.drafter_scales_path)
 
 
 def write_tokenizer(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
@@ -320,7 +330,7 @@ class EngineStages:
 
         manifest = with_engines(self._manifest, self._folder)
         pair, stored = (checkpoints.target, checkpoints.drafter), stored_weights(self._folder)
-        is_rounded = find_recipe(manifest.precision).rounds_to_integers
+        is_rounded = find_recipe(manifest.precision).is_judged_by_own_weights
         source = rounded_source(*pair, *stored) if is_rounded else checkpoint_source(*pair)
         subject = open_subject(self._folder, manifest, source)
         self._engine = subject.engine

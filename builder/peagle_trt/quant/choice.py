@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
-from peagle_trt.quant.layer_recipes import schemes
-from peagle_trt.quant.layout import drafter_layout, target_layout
+from peagle_trt.quant.layout import drafter_layout, kept_in_place, target_layout
 from peagle_trt.quant.left_out import NOTHING_LEFT_OUT, LeftOut
 from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES, find_recipe
@@ -93,6 +93,18 @@ def plan_storage(
     return Storage(layout=layout, references=(kept_references(target, precision),))
 
 
+def describe_kept_experts(precision: str, target: TargetCheckpoint) -> str:
+    """What a build that writes weights leaves in the checkpoint's MXFP4, in words, or ""."""
+    kept = kept_in_place(target, precision)
+    if is_in_place(precision) or not kept:
+        return ""
+    weights = sum(math.prod(target.weights[name].shape) for name in kept)
+    text = f"{len(kept)} stacks of experts, {weights:,} weights, stay in the checkpoint's MXFP4 words"
+    if find_recipe(precision).target.experts.weights != "nvfp4":
+        return text
+    return f"{text}: cast to NVFP4 they would be the same numbers at best, in 6 % more bytes"
+
+
 def store_target(
     precision: str,
     target: TargetCheckpoint,
@@ -122,12 +134,10 @@ def store_drafter(
 
 def _require_quantized_activations(precision: str, *scales: ActivationScales) -> None:
     given = [each for each in scales if each.path is not None]
-    rules = find_recipe(precision)
-    forms = [scheme.activations for part in (rules.target, rules.drafter) for scheme in schemes(part).values()]
-    if given and not any(form != "none" for form in forms):
+    if given and not find_recipe(precision).rounds_activations:
         raise UsageError(
             f"`{given[0].path}` holds scales of activations, which precision `{precision}` leaves alone",
-            hint="leave the file out, or build with --precision fp8 or nvfp4",
+            hint="leave the file out, or build with --precision fp8, nvfp4 or nvfp4-mlp",
         )
 
 

@@ -29,7 +29,21 @@ MIXED: Algorithm = "MIXED_PRECISION"
 
 LAYER_RECIPES = ("fp8", "fp8-kv", "nvfp4", "nvfp4-kv", "nvfp4-experts", "nvfp4-mlp", "w4a16-nvfp4", "mxfp4", "bf16")
 """Recipes of checkpoints that other engines load."""
-BUILD_RECIPES = ("fp32", "native", "bf16", "fp16", "int8", "int4", "fp8", "nvfp4")
+BUILD_RECIPES = (
+    "fp32",
+    "native",
+    "bf16",
+    "fp16",
+    "mxfp4",
+    "int8",
+    "int4",
+    "fp8",
+    "nvfp4",
+    "nvfp4-awq",
+    "nvfp4-mlp",
+    "nvfp4-experts",
+    "w4a16-nvfp4",
+)
 """Recipes that a build takes; each has a `[build]`."""
 CALIBRATIONS = ("fp8", "fp8-kv", "nvfp4", "nvfp4-kv", "nvfp4-awq", "nvfp4-mlp", "nvfp4-experts")
 """Recipes whose scales can be measured; each has a `[calibration]`."""
@@ -45,6 +59,7 @@ _ALGORITHMS: dict[tuple[WeightForm, ActivationForm], Algorithm | None] = {
     ("int4", "none"): None,
 }
 INTEGER_FORMS = ("int8", "int4")
+FLOAT_FORMS = ("fp8", "nvfp4")
 # No loader reads them quantized.
 _PLAIN_KINDS = ("embedding", "router", "norms")
 
@@ -135,6 +150,8 @@ class BuildRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         weight_type: Type of every floating tensor that is not quantized, as safetensors spells it; None where each
             keeps the checkpoint's own and is read in place.
         keeps_mxfp4: Experts that the checkpoint has in MXFP4 stay in its files.
+        needs_mxfp4: The recipe is for targets with such experts.
+        scales_columns: Columns of the target's matrices are divided by scales that calibration found.
         compute_element: What a batched graph computes in, named as in `onnx.TensorProto`. ONNX Runtime on a CPU
             computes in float32 whatever is stored.
         backends: Names of backends that take it.
@@ -144,6 +161,8 @@ class BuildRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     summary: str = ""
     weight_type: Literal["F32", "F16", "BF16"] | None = None
     keeps_mxfp4: bool = True
+    needs_mxfp4: bool = False
+    scales_columns: bool = False
     compute_element: Literal["FLOAT", "FLOAT16", "BFLOAT16"] = "BFLOAT16"
     backends: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peagle_trt.errors import PlanError, UsageError
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
 from peagle_trt.quant.layout import drafter_entries, target_entries
 from peagle_trt.quant.packing import is_packed_by
 from peagle_trt.quant.registry import find_recipe
@@ -49,17 +50,31 @@ def check_limit(keep_above: float | None) -> None:
 
 
 def choose_left_out(
-    precision: str, target: TargetCheckpoint, drafter: DrafterCheckpoint, keep_above: float
+    precision: str,
+    target: TargetCheckpoint,
+    drafter: DrafterCheckpoint,
+    keep_above: float,
+    target_scales: ActivationScales = NO_SCALES,
+    drafter_scales: ActivationScales = NO_SCALES,
 ) -> tuple[LeftOut, str]:
     """The matrices that a recipe would move further than a limit, and a line about them.
 
     Every matrix is read and rounded once, one in memory at a time.
 
+    Args:
+        precision: The recipe.
+        target: The target.
+        drafter: The drafter.
+        keep_above: The limit.
+        target_scales: See `predict_errors`.
+        drafter_scales: The same.
+
     Raises:
         UsageError: The recipe quantizes nothing, or nothing would be left that it quantizes.
         CheckpointError: A matrix holds a value that is no number.
     """
-    errors = predict_errors(precision, target, drafter) if find_recipe(precision).weight_type else []
+    pair = target, drafter, target_scales, drafter_scales
+    errors = predict_errors(precision, *pair) if find_recipe(precision).weight_type else []
     if not errors:
         raise UsageError(
             f"precision `{precision}` quantizes nothing of these, so --keep-above has nothing to leave out",

@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
 from peagle_trt.quant.block_integers import dequantize_blocks, quantize_blocks
 from peagle_trt.quant.fp8 import quantize_fp8
 from peagle_trt.quant.in_place import BLOCKS
 from peagle_trt.quant.layer_recipes import LayerScheme
-from peagle_trt.quant.layout import drafter_entries, target_entries
+from peagle_trt.quant.layout import column_scales, drafter_entries, target_entries
 from peagle_trt.quant.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from peagle_trt.quant.packing import BLOCK_SCALES, INTEGER_BITS, SCALE, StoredTensor, is_packed_by
 from peagle_trt.quant.registry import find_recipe
@@ -71,16 +72,36 @@ def measure_build(
     ]
 
 
-def predict_errors(precision: str, target: TargetCheckpoint, drafter: DrafterCheckpoint) -> list[WeightError]:
+def predict_errors(
+    precision: str,
+    target: TargetCheckpoint,
+    drafter: DrafterCheckpoint,
+    target_scales: ActivationScales = NO_SCALES,
+    drafter_scales: ActivationScales = NO_SCALES,
+) -> list[WeightError]:
     """The errors of the matrices that a recipe puts codes in the place of, before anything is written.
+
+    Args:
+        precision: The recipe.
+        target: The target.
+        drafter: The drafter.
+        target_scales: The target's calibrated scales, of which those of columns matter.
+        drafter_scales: The drafter's.
 
     Raises:
         CheckpointError: A matrix holds a value that is no number, or cannot be cut into blocks.
     """
     recipe = find_recipe(precision)
+
+    def target_columns(entry: StoredTensor) -> NDArray[np.float32] | None:
+        return column_scales(entry, recipe, recipe.target_scheme(entry.name), target_scales, "model.")
+
+    def drafter_columns(entry: StoredTensor) -> NDArray[np.float32] | None:
+        return column_scales(entry, recipe, recipe.drafter_scheme(entry.name), drafter_scales, "")
+
     return [
-        *_predict("target", target_entries(target, precision), recipe.target_scheme),
-        *_predict("drafter", drafter_entries(drafter, target), recipe.drafter_scheme),
+        *_predict("target", target_entries(target, precision), recipe.target_scheme, target_columns),
+        *_predict("drafter", drafter_entries(drafter, target), recipe.drafter_scheme, drafter_columns),
     ]
 
 
@@ -120,14 +141,18 @@ def _measure_stored(model: Model, entries: Iterable[StoredTensor], stored: Store
 
 
 def _predict(
-    model: Model, entries: Iterable[StoredTensor], scheme_of: Callable[[str], LayerScheme]
+    model: Model,
+    entries: Iterable[StoredTensor],
+    scheme_of: Callable[[str], LayerScheme],
+    columns_of: Callable[[StoredTensor], NDArray[np.float32] | None],
 ) -> Iterator[WeightError]:
     for entry in entries:
         scheme = scheme_of(entry.name)
         if not is_packed_by(scheme):
             continue
-        values = _as_float32(entry.produce())
-        error = relative_error(_rounded(values, scheme), values)
+        values, columns = _as_float32(entry.produce()), columns_of(entry)
+        found = _rounded(values, scheme) if columns is None else _rounded(values / columns, scheme) * columns
+        error = relative_error(found, values)
         yield WeightError(model=model, name=entry.name, form=scheme.weights, error=error)
 
 

@@ -11,12 +11,17 @@ from safetensors.torch import load_file
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.quant import open_stored, store_drafter, store_target
+from peagle_trt.quant.activation_scales import ActivationScales
 from peagle_trt.quant.weight_errors import WeightError, measure_build, predict_errors, relative_error, worst
 from peagle_trt.readers import read_drafter, read_target
 from tests.support.checkpoints import edit_tensors
 from tests.support.models import FEED_FORWARD, HIDDEN, save_drafter, save_target
 from tests.support.quantized import to_mxfp4
 
+MODULES = (
+    *(f"self_attn.{part}_proj" for part in ("q", "k", "v", "o")),
+    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+)
 PROJECTIONS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
@@ -38,12 +43,42 @@ def measured(folder: Path, out: Path, precision: str) -> dict[tuple[str, str], W
     return {(each.model, each.name): each for each in found}
 
 
-@pytest.mark.parametrize("precision", ["int4", "int8", "fp8", "nvfp4"])
+@pytest.mark.parametrize("precision", ["int4", "int8", "fp8", "nvfp4", "w4a16-nvfp4"])
 def test_what_is_predicted_is_what_is_stored(pair: Path, tmp_path: Path, precision: str) -> None:
     stored = measured(pair, tmp_path, precision)
     predicted = predict_errors(precision, read_target(pair / "target"), read_drafter(pair / "head"))
     assert {("target", f"layers.3.{name}") for name in PROJECTIONS} <= {(e.model, e.name) for e in predicted}
     assert [stored[each.model, each.name] for each in predicted] == predicted
+
+
+def test_columns_that_awq_divides_are_counted_as_they_are_worth(pair: Path, tmp_path: Path) -> None:
+    target, drafter = read_target(pair / "target"), read_drafter(pair / "head")
+    modules = {
+        f"model.layers.{layer}.{module}": FEED_FORWARD if module == "mlp.down_proj" else HIDDEN
+        for layer in range(target.config.num_layers)
+        for module in MODULES
+    }
+    numbers = np.random.default_rng(8)
+    scales = ActivationScales(
+        path=tmp_path / "scales.safetensors",
+        recipe="nvfp4-awq",
+        values={f"{module}.input_scale": 1.0 for module in modules},
+        columns={
+            f"{module}.pre_quant_scale": numbers.uniform(0.2, 5, columns).astype(np.float32)
+            for module, columns in modules.items()
+        },
+    )
+    stored = (
+        store_target("nvfp4-awq", target, tmp_path / "target.safetensors", scales),
+        store_drafter("nvfp4-awq", drafter, target, tmp_path / "drafter.safetensors"),
+    )
+    found = {(each.model, each.name): each for each in measure_build("nvfp4-awq", target, drafter, *stored)}
+    predicted = predict_errors("nvfp4-awq", target, drafter, scales)
+    assert [found[each.model, each.name].error for each in predicted] == pytest.approx(
+        [each.error for each in predicted], rel=1e-5
+    )
+    without = {each.name: each.error for each in predict_errors("nvfp4", target, drafter) if each.model == "target"}
+    assert found["target", "layers.2.down_proj"].error != pytest.approx(without["layers.2.down_proj"], rel=1e-3)
 
 
 def test_an_error_of_fp8_is_that_of_torch(pair: Path, tmp_path: Path) -> None:
