@@ -196,7 +196,8 @@ def require_comparable(build: LoadedBuild, reference: LoadedBuild, draft_tokens:
     for name, term in ours.items():
         if term != theirs[name]:
             raise UsageError(
-                f"`{build.path}` cannot be compared with `{reference.path}`: {name} not the same",
+                f"`{build.path}` cannot be compared with `{reference.path}`: {name} not the same"
+                f"{_differing(term, theirs[name])}",
                 hint="build both from the same target and head with the same limits; only --precision may differ",
             )
     most = build.manifest.shapes.max_draft_tokens
@@ -311,6 +312,14 @@ def _is_same(number: str, other: str) -> bool:
 
 def _paired(target: LoadedBuild, drafter: LoadedBuild) -> LoadedBuild:
     return replace(target, engine=PairedEngine(target.engine, drafter.engine))
+
+
+def _differing(ours: object, theirs: object) -> str:
+    """Names of the fields that differ, in brackets."""
+    if not (isinstance(ours, msgspec.Struct) and isinstance(theirs, msgspec.Struct)):
+        return ""
+    names = [name for name in ours.__struct_fields__ if getattr(ours, name) != getattr(theirs, name)]
+    return f" ({', '.join(names)})"
 
 
 def _terms(manifest: EngineManifest) -> dict[str, object]:

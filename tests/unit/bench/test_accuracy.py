@@ -127,7 +127,7 @@ def test_right_answers_and_equal_ones_are_counted(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target": {"rms_norm_eps": 0.25}}, "the target is not the same"),
+        ({"target": {"rms_norm_eps": 0.25}}, r"the target is not the same \(rms_norm_eps\)"),
         ({"drafter": {"rms_norm_eps": 0.25}}, "the drafter is not the same"),
         ({"shapes": {"max_draft_tokens": 9}}, "the largest K is not the same"),
         ({"shapes": {"max_batch_size": 1}}, "the limits are not the same"),
