@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from peagle_trt.bench.known_answers import problems, questions_with_answers
 from peagle_trt.calibrate import calibrate
 from peagle_trt.errors import PeagleError, UsageError
 from peagle_trt.files import remove_folder, write_text
@@ -40,7 +41,6 @@ from scripts.quantization_measures import (
 )
 from scripts.quantization_recipes import RECIPES, MeasuredRecipe
 from scripts.quantization_report import error_table, plot, table
-from scripts.quantization_texts import problems, questions_with_answers
 
 UNQUANTIZED = "fp32"
 CALIBRATION_PROMPTS = "mt-bench"

@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from peagle_trt.bench.clients import InProcessClient
+from peagle_trt.bench.known_answers import last_number
 from peagle_trt.bench.measure import Method
 from peagle_trt.bench.prompt_sets import read_prompts
 from peagle_trt.decode.session import open_build
@@ -24,7 +25,6 @@ from peagle_trt.quant.calibration import Scales
 from peagle_trt.quant.calibration.simulated import simulated_activations, simulated_cache
 from peagle_trt.spec import BuildSpec
 from scripts.quantization_recipes import MeasuredRecipe
-from scripts.quantization_texts import last_number
 
 BATCH = 50
 _GROUPED = "grouped_sdpa"

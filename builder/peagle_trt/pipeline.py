@@ -24,7 +24,7 @@ from peagle_trt.files import require_free_space
 from peagle_trt.graph.attention import check_head_dims
 from peagle_trt.machine import probe_machine
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
-from peagle_trt.quant import AUTOMATIC, choose_recipe, require_recipe
+from peagle_trt.quant import AUTOMATIC, choose_recipe, describe_kept_experts, require_recipe
 from peagle_trt.readers import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -66,13 +66,19 @@ def build(
     for choice in choices:
         report(choice)
     checkpoints = read_checkpoints(spec, report)
-    _require_space(spec, plan, checkpoints)
+    layers = stages.LayerChoice(spec, checkpoints, report)
+    if is_fresh or not plan.step("quantize").is_cached:
+        require_free_space(spec.output_path.parent, stages.plan_weights(spec, checkpoints, layers.left_out()).written)
     with staged_build(spec.output_path) as folder:
         run = _Run(spec=spec, plan=plan, folder=folder, until=until, is_fresh=is_fresh, report=report)
         run.stage("read", lambda: stages.write_tokenizer(checkpoints, folder.path))
-        run.stage("quantize", lambda: stages.write_weights(spec, checkpoints, folder.path))
+        run.stage("quantize", lambda: stages.write_weights(spec, checkpoints, folder.path, layers.left_out()))
         run.stage("graph", lambda: stages.write_graphs(spec, checkpoints, folder.path))
-        manifest = msgspec.structs.replace(stages.describe(spec, checkpoints), graphs=stages.graph_roles(folder))
+        manifest = msgspec.structs.replace(
+            stages.describe(spec, checkpoints),
+            graphs=stages.graph_roles(folder),
+            left_out=stages.list_left_out(spec, checkpoints, folder.path),
+        )
         with stages.EngineStages(folder.path, manifest) as engine:
             run.stage("engine", lambda: engine.make(spec, report))
             run.stage("verify", lambda: engine.verify(checkpoints, report))
@@ -94,7 +100,8 @@ def dry_run(spec: BuildSpec, *, report: Report = lambda line: None) -> Plan:
     for choice in choices:
         report(choice)
     require_replaceable(spec.output_path)
-    weights = stages.plan_weights(spec, read_checkpoints(spec, report))
+    checkpoints = read_checkpoints(spec, report)
+    weights = stages.plan_weights(spec, checkpoints, stages.LayerChoice(spec, checkpoints, report).left_out())
     plan = make_plan(spec)
     steps = [
         replace(step, size_bytes=weights.written, in_place_bytes=weights.in_place) if step.name == "quantize" else step
@@ -118,6 +125,9 @@ def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Che
     tokenizer = target.tokenizer if is_own else read_tokenizer(spec.tokenizer_path)
     assert tokenizer is not None, "read_tokenizer refuses a path without one"
     _check_lengths(spec, target, drafter, report)
+    kept = describe_kept_experts(spec.precision, target)
+    if kept:
+        report(f"note: {kept}")
     config = msgspec.structs.replace(target.config, aux_layer_ids=drafter.config.aux_layer_ids)
     return Checkpoints(target=replace(target, config=config), drafter=drafter, tokenizer=tokenizer)
 
@@ -240,8 +250,3 @@ def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCh
     depths = drafter.config.num_depths
     if depths is not None and spec.draft_tokens > depths:
         report(f"note: the drafter was trained for K up to {depths}; slots past it may be poor")
-
-
-def _require_space(spec: BuildSpec, plan: Plan, checkpoints: Checkpoints) -> None:
-    if not plan.step("quantize").is_cached:
-        require_free_space(spec.output_path.parent, stages.plan_weights(spec, checkpoints).written)

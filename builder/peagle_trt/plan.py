@@ -11,6 +11,7 @@ from pathlib import Path
 from peagle_trt import __version__
 from peagle_trt.build_folder import finished_steps
 from peagle_trt.errors import PlanError
+from peagle_trt.quant.left_out import check_limit
 from peagle_trt.readers import checkpoint_files
 from peagle_trt.spec import BuildSpec
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
@@ -84,6 +85,7 @@ def check_spec(spec: BuildSpec) -> None:
     for name, value, low, high in limits:
         if not low <= value <= high:
             raise PlanError(f"{name} must lie in {low}..{high}; found {value}")
+    check_limit(spec.keep_above)
 
 
 def make_plan(spec: BuildSpec) -> Plan:
@@ -110,9 +112,10 @@ def make_plan(spec: BuildSpec) -> Plan:
 def _settings(spec: BuildSpec) -> dict[str, object]:
     """The part of a spec that each stage depends on, so that a new K costs no new weights."""
     paths = dict.fromkeys((spec.target_path, spec.drafter_path, spec.tokenizer_path))
+    scales = [_digest_of(path) for path in (spec.scales_path, spec.drafter_scales_path)]
     return {
         "read": [spec.mask_token_id, *(_fingerprint(path) for path in paths)],
-        "quantize": [spec.precision, *(_digest_of(path) for path in (spec.scales_path, spec.drafter_scales_path))],
+        "quantize": [spec.precision, spec.keep_above, *scales],
         "graph": [spec.max_batch_size, spec.max_sequence_length, spec.backend],
         "engine": [spec.backend, *_compiler_settings(spec)],
         "verify": spec.draft_tokens,
