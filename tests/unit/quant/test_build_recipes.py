@@ -11,12 +11,22 @@ from safetensors.torch import load_file
 
 from peagle_trt.build_folder import read_manifest
 from peagle_trt.cli.main import run
+from peagle_trt.engine.tensorrt.support import _OLDEST_OF_PRECISION
 from peagle_trt.errors import CheckpointError, UsageError, VerificationError
-from peagle_trt.quant import describe_kept_experts, find_recipe, open_stored, plan_storage, store_drafter, store_target
+from peagle_trt.quant import (
+    BUILD_RECIPES,
+    describe_kept_experts,
+    find_recipe,
+    open_stored,
+    plan_storage,
+    store_drafter,
+    store_target,
+)
 from peagle_trt.quant.registry import UNBUILDABLE
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.safetensors_file import load_tensor
 from peagle_trt.verify import rounded_source
+from peagle_trt.verify.tolerances import TOLERANCES
 from tests.support.batched import open_batched_pair
 from tests.support.checkpoints import edit_tensors, narrow_tensors, save_byte_tokenizer
 from tests.support.models import HEAD_DIM, HEADS, HIDDEN, save_drafter, save_target
@@ -235,6 +245,12 @@ def test_a_cache_in_fp8_is_refused_with_the_reason_and_the_nearest_recipe(
     text = capsys.readouterr().err
     assert "cache has type FP8 but must have type Float, Half, or BFloat16" in text
     assert f"--precision {precision.removesuffix('-kv')}, whose cache is bfloat16" in " ".join(text.split())
+
+
+def test_every_recipe_of_a_build_has_its_tolerance_and_its_oldest_gpu() -> None:
+    assert set(TOLERANCES) == set(BUILD_RECIPES)
+    in_bfloat16 = {name for name in BUILD_RECIPES if find_recipe(name).compute_element == "BFLOAT16"}
+    assert in_bfloat16 == set(_OLDEST_OF_PRECISION)
 
 
 @pytest.mark.parametrize("precision", ["nvfp4-experts", "w4a16-nvfp4"])
