@@ -25,11 +25,11 @@ from peagle_trt.quant import (
 from peagle_trt.quant.registry import UNBUILDABLE
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.safetensors_file import load_tensor
-from peagle_trt.verify import rounded_source
+from peagle_trt.verify import build_source, rounded_source
 from peagle_trt.verify.tolerances import TOLERANCES
 from tests.support.batched import open_batched_pair
 from tests.support.checkpoints import edit_tensors, narrow_tensors, save_byte_tokenizer
-from tests.support.models import HEAD_DIM, HEADS, HIDDEN, save_drafter, save_target
+from tests.support.models import HEAD_DIM, HEADS, HIDDEN, VOCABULARY, save_drafter, save_target
 from tests.support.quantized import FORMS, nvfp4, quantize_folder, to_mxfp4, unpack_nvfp4
 
 PROJECTIONS = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
@@ -145,6 +145,27 @@ def test_weights_alone_are_judged_as_float32_against_the_build_s_own(
         VerificationError, match=r"`layers.2.q_proj` was rounded to (NVFP4|BF16) with a relative error of 1"
     ):
         other.load_target("layers.2.q_proj")
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("draft_vocab_size", [120, VOCABULARY])
+@pytest.mark.parametrize("precision", ["w4a16-nvfp4", "int4"])
+def test_while_it_is_made_a_build_is_judged_by_all_of_its_own_weights(
+    tmp_path: Path, precision: str, draft_vocab_size: int, is_tied: bool
+) -> None:
+    # In float32, so that a table which is left at the checkpoint's would differ from the build's bfloat16.
+    save_target(tmp_path / "target", tie_word_embeddings=is_tied)
+    save_drafter(tmp_path / "head", draft_vocab_size=draft_vocab_size)
+    target, drafter = read_target(tmp_path / "target"), read_drafter(tmp_path / "head")
+    stored = (
+        store_target(precision, target, tmp_path / "t.safetensors"),
+        store_drafter(precision, drafter, target, tmp_path / "d.safetensors"),
+    )
+    checked, own = rounded_source(target, drafter, *stored), build_source(target.config, drafter.config, *stored)
+    for name in target.weights:
+        np.testing.assert_array_equal(checked.load_target(name), own.load_target(name), err_msg=name)
+    for name in {*drafter.weights, "embed_tokens", "lm_head", "fused_mask_hidden"} - {"mask_hidden", "d2t"}:
+        np.testing.assert_array_equal(checked.load_drafter(name), own.load_drafter(name), err_msg=name)
 
 
 def test_nothing_is_said_where_nothing_is_kept(dense: Path, gpt_oss: Path) -> None:
