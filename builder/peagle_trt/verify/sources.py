@@ -84,13 +84,16 @@ def rounded_source(
         return _checked(stored_target, name, plain.load_target(name), rounded.load_target)
 
     def load_drafter(name: str) -> NDArray[np.generic]:
-        holder = stored_target if name == "lm_head" and name not in stored_drafter else stored_drafter
+        is_shared = name in ("embed_tokens", "lm_head") and name not in stored_drafter
+        holder, place = (stored_target, name) if is_shared else (stored_drafter, name)
+        if is_shared and name not in stored_target:
+            place = "embed_tokens"
         if name == "mask_hidden":
             # What it is fused to is computed before `fc` is rounded.
             raise KeyError(name)
         if name == "fused_mask_hidden":
             return rounded.load_drafter(name)
-        return _checked(holder, name, plain.load_drafter(name), rounded.load_drafter)
+        return _checked(holder, place, plain.load_drafter(name), lambda _: rounded.load_drafter(name))
 
     return ReferenceSource(
         load_target=load_target, load_drafter=load_drafter, draft_to_target=plain.draft_to_target, is_rounded=True

@@ -237,6 +237,14 @@ def test_experts_compile(tmp_path: Path, stored: str, form: str, element: Elemen
 
 @pytest.mark.rtx
 @needs("rtx")
+def test_words_of_nvfp4_compile_for_gpus_without_fp4(tmp_path: Path) -> None:
+    path, _ = write_experts(tmp_path, gathered_experts, GPT_OSS, "nvfp4", "BFLOAT16")
+    ports = (Port(name="rows", element="BFLOAT16", dims=("S", HIDDEN), is_input=True),)
+    assert compile_graph(path, ports, capability="SM80").engine_bytes > 0
+
+
+@pytest.mark.rtx
+@needs("rtx")
 @pytest.mark.parametrize("stored", ["mxfp4", "nvfp4", "bfloat16"])
 def test_tensorrt_writes_no_chosen_matrix_out(tmp_path: Path, stored: str) -> None:
     config = msgspec.structs.replace(GPT_OSS, intermediate_size=1024)

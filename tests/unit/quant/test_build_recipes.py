@@ -11,15 +11,25 @@ from safetensors.torch import load_file
 
 from peagle_trt.build_folder import read_manifest
 from peagle_trt.cli.main import run
+from peagle_trt.engine.tensorrt.support import _OLDEST_OF_PRECISION
 from peagle_trt.errors import CheckpointError, UsageError, VerificationError
-from peagle_trt.quant import describe_kept_experts, find_recipe, open_stored, plan_storage, store_drafter, store_target
+from peagle_trt.quant import (
+    BUILD_RECIPES,
+    describe_kept_experts,
+    find_recipe,
+    open_stored,
+    plan_storage,
+    store_drafter,
+    store_target,
+)
 from peagle_trt.quant.registry import UNBUILDABLE
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.safetensors_file import load_tensor
-from peagle_trt.verify import rounded_source
+from peagle_trt.verify import build_source, rounded_source
+from peagle_trt.verify.tolerances import TOLERANCES
 from tests.support.batched import open_batched_pair
 from tests.support.checkpoints import edit_tensors, narrow_tensors, save_byte_tokenizer
-from tests.support.models import HEAD_DIM, HEADS, HIDDEN, save_drafter, save_target
+from tests.support.models import HEAD_DIM, HEADS, HIDDEN, VOCABULARY, save_drafter, save_target
 from tests.support.quantized import FORMS, nvfp4, quantize_folder, to_mxfp4, unpack_nvfp4
 
 PROJECTIONS = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
@@ -137,6 +147,27 @@ def test_weights_alone_are_judged_as_float32_against_the_build_s_own(
         other.load_target("layers.2.q_proj")
 
 
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("draft_vocab_size", [120, VOCABULARY])
+@pytest.mark.parametrize("precision", ["w4a16-nvfp4", "int4"])
+def test_while_it_is_made_a_build_is_judged_by_all_of_its_own_weights(
+    tmp_path: Path, precision: str, draft_vocab_size: int, is_tied: bool
+) -> None:
+    # In float32, so that a table which is left at the checkpoint's would differ from the build's bfloat16.
+    save_target(tmp_path / "target", tie_word_embeddings=is_tied)
+    save_drafter(tmp_path / "head", draft_vocab_size=draft_vocab_size)
+    target, drafter = read_target(tmp_path / "target"), read_drafter(tmp_path / "head")
+    stored = (
+        store_target(precision, target, tmp_path / "t.safetensors"),
+        store_drafter(precision, drafter, target, tmp_path / "d.safetensors"),
+    )
+    checked, own = rounded_source(target, drafter, *stored), build_source(target.config, drafter.config, *stored)
+    for name in target.weights:
+        np.testing.assert_array_equal(checked.load_target(name), own.load_target(name), err_msg=name)
+    for name in {*drafter.weights, "embed_tokens", "lm_head", "fused_mask_hidden"} - {"mask_hidden", "d2t"}:
+        np.testing.assert_array_equal(checked.load_drafter(name), own.load_drafter(name), err_msg=name)
+
+
 def test_nothing_is_said_where_nothing_is_kept(dense: Path, gpt_oss: Path) -> None:
     assert describe_kept_experts("fp32", read_target(gpt_oss / "target")) == ""
     save_target(dense / "target")
@@ -235,6 +266,12 @@ def test_a_cache_in_fp8_is_refused_with_the_reason_and_the_nearest_recipe(
     text = capsys.readouterr().err
     assert "cache has type FP8 but must have type Float, Half, or BFloat16" in text
     assert f"--precision {precision.removesuffix('-kv')}, whose cache is bfloat16" in " ".join(text.split())
+
+
+def test_every_recipe_of_a_build_has_its_tolerance_and_its_oldest_gpu() -> None:
+    assert set(TOLERANCES) == set(BUILD_RECIPES)
+    in_bfloat16 = {name for name in BUILD_RECIPES if find_recipe(name).compute_element == "BFLOAT16"}
+    assert in_bfloat16 == set(_OLDEST_OF_PRECISION)
 
 
 @pytest.mark.parametrize("precision", ["nvfp4-experts", "w4a16-nvfp4"])
