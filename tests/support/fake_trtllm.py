@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -225,6 +225,55 @@ class _GptOss(_Target):
     table = "embedding"
 
 
+class FakeLLM:
+    """`tensorrt_llm.LLM`: answers with the words of the prompt, one at a time."""
+
+    started: ClassVar[list[FakeLLM]] = []
+
+    def __init__(self, model: str, **arguments: Any) -> None:
+        self.arguments, self.is_down = {"model": model, **arguments}, False
+        FakeLLM.started.append(self)
+
+    def generate_async(self, inputs: str, sampling_params: Any = None, *, streaming: bool = False) -> FakeResult:
+        if inputs == "fail":
+            raise RuntimeError("the engine broke")
+        return FakeResult(inputs, sampling_params)
+
+    def shutdown(self) -> None:
+        self.is_down = True
+
+
+class FakeSamplingParams:
+    """`tensorrt_llm.SamplingParams`."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = settings
+
+
+class FakeResult:
+    """`GenerationResult`; the text of an output is all of it so far."""
+
+    def __init__(self, prompt: str, sampling: FakeSamplingParams) -> None:
+        words = prompt.split(" ")[: sampling.settings.get("max_tokens", 100)]
+        self.texts = [" ".join(words[: count + 1]) for count in range(len(words))]
+        self.is_aborted = False
+
+    def __iter__(self) -> Iterator[Any]:
+        for count, text in enumerate(self.texts):
+            yield self._output(text, count + 1)
+
+    def result(self) -> Any:
+        return self._output(self.texts[-1], len(self.texts))
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def _output(self, text: str, count: int) -> Any:
+        reason = "length" if count == len(self.texts) else None
+        output = SimpleNamespace(text=text, token_ids=list(range(count)), finish_reason=reason, stop_reason=None)
+        return SimpleNamespace(outputs=[output], prompt_token_ids=[1, 2, 3])
+
+
 def build_modules(release: str) -> dict[str, ModuleType]:
     """Modules of a release by name."""
     is_newer = release == "1.4"
@@ -249,6 +298,7 @@ def build_modules(release: str) -> dict[str, ModuleType]:
     }
     root: Any = modules["tensorrt_llm"]
     root.__version__ = VERSIONS[release]
+    root.LLM, root.SamplingParams = FakeLLM, FakeSamplingParams
     for name, module in modules.items():
         module.__path__ = []  # type: ignore[attr-defined]
         module.__spec__ = ModuleSpec(name, None)

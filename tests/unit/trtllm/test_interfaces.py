@@ -14,7 +14,7 @@ from tests.support.fake_trtllm import installed
 
 ROOM = Path(peagle_trt.trtllm.__file__).parent
 WORKERS = {"worker_1_2.py": "1.2.1", "worker_1_4.py": "1.4"}
-SOURCES = [path for folder in ("adapters", "runtime") for path in sorted((ROOM / folder).glob("*.py"))]
+SOURCES = [path for folder in ("adapters", "runtime", "hosting") for path in sorted((ROOM / folder).glob("*.py"))]
 SOURCES += [ROOM / "refusals.py"]
 OURS = {"spec_metadata": {"peagle_slots"}}
 # Ours are called alike in some files: the head's configuration, and the target's sizes.
