@@ -83,7 +83,7 @@ SURFACE = {
         "--target",
         "-k",
     },
-    "doctor": {"--kernels"},
+    "doctor": {"--kernels", "--trtllm"},
     "targets": set[str](),
 }
 

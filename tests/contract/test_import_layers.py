@@ -49,7 +49,7 @@ ROOMS = {
     "diagnose": {"readers", "quant", "graph", "engine", "decode"},
     "openai_door": {"decode", "deploy", "build_folder"},
     "bundle": {"readers", "writers", "quant", "trtllm", "deploy"},
-    "trtllm": {"readers", "graph"},
+    "trtllm": {"readers", "graph", "machine"},
     "verify": {"readers", "quant", "engine", "build_folder", "machine"},
 }
 # A torch module is a class of torch's, so its file needs torch; only functions of `train` import these files.
