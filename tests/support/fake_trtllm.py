@@ -176,6 +176,18 @@ class NewerWorkerBase(nn.Module, ABC):
     def set_draft_model(self, draft_model: Any) -> None:
         self._d2t = getattr(getattr(draft_model, "model", None), "d2t", None)
 
+    def skip_drafting(
+        self,
+        input_ids: Any,
+        position_ids: Any,
+        hidden_states: Any,
+        logits: Any,
+        attn_metadata: Any,
+        spec_metadata: Any,
+        draft_model: Any,
+    ) -> Any:
+        return {"next_draft_tokens": torch.zeros((attn_metadata.num_seqs, 0), dtype=torch.int32)}
+
     _accept_draft_tokens = _accept
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -129,6 +130,18 @@ def test_a_drafter_without_weights_says_so(registry: dict[str, Any], small_pair:
     model = construct(registry, small_pair, served_head)
     with pytest.raises(CheckpointError, match="no weights"):
         model.spec_worker.engine._open()
+
+
+def test_a_server_for_more_requests_than_the_build_is_refused(
+    registry: dict[str, Any], small_pair: Small, served_head: Path
+) -> None:
+    import sys
+
+    model = construct(registry, small_pair, served_head)
+    factory: Any = sys.modules["tensorrt_llm._torch.pyexecutor.model_engine"]
+    sizes = SimpleNamespace(num_hidden_layers=6, hidden_size=64)
+    with pytest.raises(PlanError, match="`max_batch_size` is 5; the build was made for 4"):
+        factory.get_spec_metadata(model.model_config.spec_config, sizes, 5, max_num_tokens=64)
 
 
 def test_guided_decoding_is_refused(registry: dict[str, Any], small_pair: Small, served_head: Path) -> None:

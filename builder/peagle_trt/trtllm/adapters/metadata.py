@@ -43,9 +43,14 @@ class PEagleSpecMetadata(Eagle3OneModelSpecMetadata):
 
 
 def adopt(metadata: Any, engine: OneEngine | None) -> Any:
-    """Make the metadata that TensorRT-LLM built ours, where a P-EAGLE worker will read it; others are left alone."""
+    """Make the metadata that TensorRT-LLM built ours, where a P-EAGLE worker will read it; others are left alone.
+
+    Raises:
+        PlanError: TensorRT-LLM was started for more requests than the build.
+    """
     if engine is None or type(metadata) is not Eagle3OneModelSpecMetadata:
         return metadata
+    engine.require_room(metadata.max_num_requests)
     metadata.__class__ = PEagleSpecMetadata
     metadata.peagle_engine = engine
     metadata.allocate_slots()

@@ -43,6 +43,11 @@ class PEagleWorker(SpecWorkerBase):
         resource_manager: object = None,
     ) -> dict[str, Tensor]:
         """One step; nothing of `attn_metadata` is touched, since the drafter attends over a cache of its own."""
+        if spec_metadata.runtime_draft_len == 0:
+            # Only warm-up asks for it: what would turn drafts off while serving is refused.
+            return self.skip_drafting(  # type: ignore[no-any-return]
+                input_ids, position_ids, hidden_states, logits, attn_metadata, spec_metadata, draft_model
+            )
         num_contexts, batch_size = attn_metadata.num_contexts, attn_metadata.num_seqs
         drafted = spec_metadata.draft_tokens.reshape(batch_size - num_contexts, spec_metadata.runtime_draft_len)
         accepted, num_accepted = self._accept_draft_tokens(logits, drafted, num_contexts, batch_size, spec_metadata)

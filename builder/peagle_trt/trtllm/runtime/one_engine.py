@@ -60,6 +60,18 @@ class OneEngine:
         """Take the head once its weights are there."""
         self._head = head
 
+    def require_room(self, max_batch_size: int) -> None:
+        """Refuse a server that takes more requests than the drafter's cache has slots.
+
+        Raises:
+            PlanError: It does.
+        """
+        if max_batch_size > self.settings.max_batch_size:
+            raise PlanError(
+                f"`max_batch_size` is {max_batch_size}; the build was made for {self.settings.max_batch_size}",
+                hint="lower it, or build again with a larger --max-batch-size",
+            )
+
     def step(
         self,
         input_ids: Tensor,
