@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,10 +73,20 @@ def make_executor(release: str, seed: int, rng: np.random.Generator, draft_token
 
 @pytest.mark.parametrize("release", ["1.2.1", "1.4"])
 @pytest.mark.parametrize("first_seed", [0, NUM_SCHEDULES])
-def test_random_schedules_accept_what_the_loop_accepts(release: str, first_seed: int, tmp_path: Path) -> None:
+def test_random_schedules_accept_what_the_loop_accepts(release: str, first_seed: int) -> None:
+    compare_schedules(release, range(first_seed, first_seed + NUM_SCHEDULES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["1.2.1", "1.4"])
+def test_a_thousand_more_schedules(release: str) -> None:
+    compare_schedules(release, range(10_000, 11_000))
+
+
+def compare_schedules(release: str, seeds: range) -> None:
     num_steps, num_accepted = 0, 0
     with installed(release), torch.inference_mode():
-        for seed in range(first_seed, first_seed + NUM_SCHEDULES):
+        for seed in seeds:
             rng = np.random.default_rng(seed)
             draft_tokens = int(rng.integers(1, 8))
             requests = [
@@ -98,5 +107,5 @@ def test_random_schedules_accept_what_the_loop_accepts(release: str, first_seed:
                 assert request.steps[: len(kept)] == kept, seed
                 num_steps, num_accepted = num_steps + len(kept), num_accepted + sum(kept) - len(kept)
     # A schedule that drafted nothing would prove nothing.
-    assert num_steps > 20 * NUM_SCHEDULES
+    assert num_steps > 20 * len(seeds)
     assert num_accepted > num_steps / 2

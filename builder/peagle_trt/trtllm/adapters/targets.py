@@ -1,7 +1,8 @@
 """The targets that take a P-EAGLE head, registered in place of TensorRT-LLM's own classes.
 
 A registered class of a foreign module is also how worker processes come to import this one: TensorRT-LLM hands them the
-registered classes, or in newer releases the names of their modules.
+registered classes (1.2: `_torch_model_class_mapping` of the executor's `worker_main`), or since 1.4 the names of their
+modules.
 
 Source: TensorRT-LLM `_torch/models/modeling_utils.py` (`register_auto_model`: the last one wins); pull request 18284
     for how workers learn of foreign modules.
