@@ -53,7 +53,8 @@ def refuse_to_run(manifest: EngineManifest) -> UsageError:
     server = SERVERS[manifest.backend]
     return UsageError(
         f"the build is for {server}: this program holds no engine of it",
-        hint=f"start it with the build's own `serve` script, where {server} is installed; bench it with --url",
+        hint=f"start it with its own `serve`, where {server} is installed, or with its Triton repository in `triton/`; "
+        "bench it with --url",
     )
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from peagle_trt import catalog, pipeline
 from peagle_trt.build_folder import read_manifest
+from peagle_trt.bundle.gpus import experts_backend
 from peagle_trt.cli.main import run
 from peagle_trt.decode.session import open_build
 from peagle_trt.errors import CheckpointError, PlanError, UsageError
@@ -20,8 +21,10 @@ from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.spec import BuildSpec
 from peagle_trt.verify import verify_build
 from tests.support.builds import steps_run
+from tests.support.checkpoints import save_byte_tokenizer
 from tests.support.fake_trtllm import installed
 from tests.support.models import save_drafter, save_target
+from tests.support.quantized import to_mxfp4
 from tests.support.trtllm_models import load_pair, model_config
 
 
@@ -154,6 +157,29 @@ def test_what_tensorrt_llm_would_not_run_is_refused(
     with pytest.raises(error, match=message):
         pipeline.build(spec)
     assert not spec.output_path.exists()
+
+
+def test_gpt_oss_keeps_its_mxfp4(tmp_path: Path) -> None:
+    save_target(tmp_path / "target", "GptOssForCausalLM")
+    to_mxfp4(tmp_path / "target", tmp_path / "plain")
+    save_byte_tokenizer(tmp_path / "target")
+    save_drafter(tmp_path / "drafter", carries=("embed_tokens", "lm_head"))
+    paths = {name: tmp_path / name.split("_")[0] for name in ("target_path", "drafter_path")}
+    spec = tiny_spec(tmp_path, "trtllm", **paths, tokenizer_path=tmp_path / "target")
+    with pytest.raises(PlanError, match=r"MXFP4.*a second time"):
+        pipeline.build(replace(spec, precision="nvfp4"))
+    pipeline.build(spec)
+    settings = yaml.safe_load((spec.output_path / "config-1.4.yaml").read_text())
+    assert settings["moe_config"] == {"backend": "TRTLLM"}
+    assert settings["kv_cache_config"]["dtype"] == "auto"
+    kept = json.loads((spec.output_path / "target/config.json").read_text())
+    assert kept["quantization_config"]["quant_method"] == "mxfp4"
+
+
+def test_on_hopper_the_experts_use_other_kernels(tmp_path: Path) -> None:
+    save_target(tmp_path / "target", "GptOssForCausalLM")
+    config = read_target(tmp_path / "target").config
+    assert [experts_backend(config, each) for each in ("90", "100")] == ["CUTLASS", "TRTLLM"]
 
 
 def test_a_stage_that_a_backend_lacks_is_refused(tmp_path: Path) -> None:
