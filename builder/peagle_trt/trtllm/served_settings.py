@@ -28,9 +28,18 @@ class ServedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_sequence_length: int
 
     @property
+    def longest_sequence(self) -> int:
+        """Tokens that a request may have; TensorRT-LLM's warm-up makes up some that are longer than any real one.
+
+        Source: TensorRT-LLM `_torch/pyexecutor/py_executor_creator.py`: with drafts and the overlap scheduler its
+            engine takes 1 + K, then K - 1, then K tokens more than `max_seq_len`.
+        """
+        return self.max_sequence_length + 3 * self.draft_tokens
+
+    @property
     def capacity(self) -> int:
         """Positions that the drafter's cache holds: a pass may start at the last token and is 2K rows wide."""
-        return self.max_sequence_length + 2 * self.draft_tokens
+        return self.longest_sequence + 2 * self.draft_tokens
 
 
 def read_served_settings(head_path: Path) -> ServedSettings:

@@ -14,7 +14,10 @@ from peagle_trt.errors import CheckpointError, MachineError, PeagleError, PlanEr
 from peagle_trt.readers import TargetCheckpoint
 from peagle_trt.trtllm.plugin import install
 from peagle_trt.trtllm.releases import support
+from peagle_trt.trtllm.runtime.drafting import PromptPiece
+from peagle_trt.trtllm.runtime.one_engine import OneEngine
 from peagle_trt.trtllm.runtime.slots import SlotTable
+from peagle_trt.trtllm.served_settings import ServedSettings
 from tests.support.checkpoints import edit_tensors
 from tests.support.fake_trtllm import installed
 from tests.support.trtllm_models import edit_document, load_pair, model_config
@@ -148,6 +151,23 @@ def test_guided_decoding_is_refused(registry: dict[str, Any], small_pair: Small,
     model = construct(registry, small_pair, served_head)
     load_pair(model, small_pair[0], served_head)
     assert model.spec_worker.set_guided_decoder(object()) is False
+
+
+def pieces_of(length: int) -> list[PromptPiece]:
+    engine = OneEngine(ServedSettings(draft_tokens=5, max_batch_size=2, max_sequence_length=200))
+    cached = SimpleNamespace(num_cached_tokens_per_seq=[0])
+    attention: Any = SimpleNamespace(num_contexts=1, seq_lens=torch.tensor([length]), kv_cache_params=cached)
+    step: Any = SimpleNamespace(request_ids=[1])
+    return engine._pieces(attention, step)
+
+
+def test_warm_up_may_be_longer_than_any_request() -> None:
+    assert pieces_of(200 + 3 * 5) == [PromptPiece(slot=0, start=0, length=215)]
+
+
+def test_a_prompt_that_the_cache_has_no_room_for_is_refused() -> None:
+    with pytest.raises(PlanError, match="has 216 tokens; the build was made for 200"):
+        pieces_of(200 + 3 * 5 + 1)
 
 
 def test_cache_reuse_is_refused_where_it_shows() -> None:

@@ -137,7 +137,7 @@ class OneEngine:
         ]
 
     def _piece(self, request_id: int, start: int, length: int, request_ids: Sequence[int]) -> PromptPiece:
-        if start + length > self.settings.max_sequence_length:
+        if start + length > self.settings.longest_sequence:
             raise PlanError(
                 f"request {request_id} has {start + length} tokens; the build was made for "
                 f"{self.settings.max_sequence_length}",
