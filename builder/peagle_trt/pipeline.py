@@ -19,11 +19,13 @@ from peagle_trt.build_folder import (
     resolve_output,
     staged_build,
 )
+from peagle_trt.bundle import build as bundle
+from peagle_trt.bundle.registry import BUNDLE_BACKENDS, choose_precision
 from peagle_trt.errors import CheckpointError, PlanError, UsageError, VerificationError
 from peagle_trt.files import require_free_space
 from peagle_trt.graph.attention import check_head_dims
 from peagle_trt.machine import probe_machine
-from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan
+from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan, stages_of
 from peagle_trt.quant import AUTOMATIC, choose_recipe, describe_kept_experts, require_recipe
 from peagle_trt.readers import (
     DrafterCheckpoint,
@@ -58,6 +60,7 @@ def build(
         PeagleError: Something a user can mend; nothing then stands under `spec.output_path` that was not there before.
     """
     spec, choices = _resolve(spec)
+    _require_stage(spec, until)
     plan = make_plan(spec)
     standing = _standing_build(spec, report) if plan.is_complete and not is_fresh else None
     if standing is not None:
@@ -68,26 +71,46 @@ def build(
     checkpoints = read_checkpoints(spec, report)
     layers = stages.LayerChoice(spec, checkpoints, report)
     if is_fresh or not plan.step("quantize").is_cached:
-        require_free_space(spec.output_path.parent, stages.plan_weights(spec, checkpoints, layers.left_out()).written)
+        require_free_space(spec.output_path.parent, _plan_weights(spec, checkpoints, layers).written)
     with staged_build(spec.output_path) as folder:
         run = _Run(spec=spec, plan=plan, folder=folder, until=until, is_fresh=is_fresh, report=report)
         run.stage("read", lambda: stages.write_tokenizer(checkpoints, folder.path))
-        run.stage("quantize", lambda: stages.write_weights(spec, checkpoints, folder.path, layers.left_out()))
-        run.stage("graph", lambda: stages.write_graphs(spec, checkpoints, folder.path))
-        manifest = msgspec.structs.replace(
-            stages.describe(spec, checkpoints),
-            graphs=stages.graph_roles(folder),
-            left_out=stages.list_left_out(spec, checkpoints, folder.path),
-        )
-        with stages.EngineStages(folder.path, manifest) as engine:
-            run.stage("engine", lambda: engine.make(spec, report))
-            run.stage("verify", lambda: engine.verify(checkpoints, report))
+        if spec.backend in BUNDLE_BACKENDS:
+            manifest = _run_bundle(run, checkpoints)
+        else:
+            manifest = _run_engines(run, checkpoints, layers)
         if not run.stage("assemble", lambda: ()):
             return manifest
         published = stages.list_files(manifest, folder)
         folder.publish(published)
     report(f"built `{spec.output_path}`")
     return published
+
+
+def _run_engines(run: _Run, checkpoints: Checkpoints, layers: stages.LayerChoice) -> EngineManifest:
+    """The stages between reading and assembling of a build that runs here."""
+    spec, folder, report = run.spec, run.folder, run.report
+    run.stage("quantize", lambda: stages.write_weights(spec, checkpoints, folder.path, layers.left_out()))
+    run.stage("graph", lambda: stages.write_graphs(spec, checkpoints, folder.path))
+    manifest = msgspec.structs.replace(
+        stages.describe(spec, checkpoints),
+        graphs=stages.graph_roles(folder),
+        left_out=stages.list_left_out(spec, checkpoints, folder.path),
+    )
+    with stages.EngineStages(folder.path, manifest) as engine:
+        run.stage("engine", lambda: engine.make(spec, report))
+        run.stage("verify", lambda: engine.verify(checkpoints, report))
+    return manifest
+
+
+def _run_bundle(run: _Run, checkpoints: Checkpoints) -> EngineManifest:
+    """The same of a build for another project's server, which has no graphs."""
+    spec, path, target, drafter = run.spec, run.folder.path, checkpoints.target, checkpoints.drafter
+    scales, _ = stages.read_scales(spec)
+    run.stage("quantize", lambda: bundle.write_target(spec, target, scales, path, run.report))
+    run.stage("engine", lambda: bundle.write_server_files(spec, target, drafter, path))
+    run.stage("verify", lambda: bundle.check_written(spec, target, path))
+    return bundle.describe(spec, target, drafter, stages.tokenizer_files(checkpoints))
 
 
 def dry_run(spec: BuildSpec, *, report: Report = lambda line: None) -> Plan:
@@ -101,7 +124,7 @@ def dry_run(spec: BuildSpec, *, report: Report = lambda line: None) -> Plan:
         report(choice)
     require_replaceable(spec.output_path)
     checkpoints = read_checkpoints(spec, report)
-    weights = stages.plan_weights(spec, checkpoints, stages.LayerChoice(spec, checkpoints, report).left_out())
+    weights = _plan_weights(spec, checkpoints, stages.LayerChoice(spec, checkpoints, report))
     plan = make_plan(spec)
     steps = [
         replace(step, size_bytes=weights.written, in_place_bytes=weights.in_place) if step.name == "quantize" else step
@@ -120,7 +143,10 @@ def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Che
     drafter = read_head(spec.drafter_path, num_target_layers=target.config.num_layers, mask_token_id=spec.mask_token_id)
     check_pair(target, drafter)
     _check_method(spec, drafter)
-    check_head_dims(target.config, drafter.config)
+    if spec.backend in BUNDLE_BACKENDS:
+        bundle.require_buildable(spec, target)
+    else:
+        check_head_dims(target.config, drafter.config)
     is_own = spec.tokenizer_path == spec.target_path and target.tokenizer is not None
     tokenizer = target.tokenizer if is_own else read_tokenizer(spec.tokenizer_path)
     assert tokenizer is not None, "read_tokenizer refuses a path without one"
@@ -188,11 +214,7 @@ def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
     stages.read_scales(spec)
     backend, reason = choose_backend(spec.backend)
     choices = [] if backend == spec.backend else [f"backend {backend}: {reason}"]
-    precision = spec.precision
-    if precision == AUTOMATIC:
-        precision, reason = choose_recipe(read_target(spec.target_path), backend)
-        choices.append(f"precision {precision}: {reason}")
-    require_recipe(precision, backend)
+    precision = _choose_precision(spec, backend, choices)
     capabilities = _choose_capabilities(replace(spec, backend=backend, precision=precision), choices)
     resolved = replace(
         spec,
@@ -204,10 +226,31 @@ def _resolve(spec: BuildSpec) -> tuple[BuildSpec, list[str]]:
     return resolved, choices
 
 
+def _choose_precision(spec: BuildSpec, backend: str, choices: list[str]) -> str:
+    if backend in BUNDLE_BACKENDS:
+        return choose_precision(spec.precision, AUTOMATIC)
+    precision = spec.precision
+    if precision == AUTOMATIC:
+        precision, reason = choose_recipe(read_target(spec.target_path), backend)
+        choices.append(f"precision {precision}: {reason}")
+    require_recipe(precision, backend)
+    return precision
+
+
+def _require_stage(spec: BuildSpec, until: str) -> None:
+    if until not in stages_of(spec.backend):
+        raise PlanError(
+            f"a build for `{spec.backend}` has no stage `{until}`",
+            hint=f"its stages are {', '.join(stages_of(spec.backend))}",
+        )
+
+
 def _choose_capabilities(spec: BuildSpec, choices: list[str]) -> tuple[str, ...]:
     """The GPUs to compile for; refuses what this machine or the compiler cannot do before anything long begins."""
     from peagle_trt.engine.registry import COMPILING_BACKENDS
 
+    if spec.backend in BUNDLE_BACKENDS:
+        return bundle.choose_capability(spec)
     if spec.backend not in COMPILING_BACKENDS:
         if spec.compute_capabilities:
             raise PlanError(
@@ -250,3 +293,10 @@ def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCh
     depths = drafter.config.num_depths
     if depths is not None and spec.draft_tokens > depths:
         report(f"note: the drafter was trained for K up to {depths}; slots past it may be poor")
+
+
+def _plan_weights(spec: BuildSpec, checkpoints: Checkpoints, layers: stages.LayerChoice) -> stages.WeightBytes:
+    if spec.backend not in BUNDLE_BACKENDS:
+        return stages.plan_weights(spec, checkpoints, layers.left_out())
+    written, in_place = bundle.written_bytes(spec, checkpoints.target, checkpoints.drafter)
+    return stages.WeightBytes(written=written, in_place=in_place, memory=stages.BASE_MEMORY_BYTES)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
 
 from peagle_trt import __version__
 from peagle_trt.build_folder import finished_steps
+from peagle_trt.bundle.registry import BUNDLE_BACKENDS, BUNDLE_STAGES
 from peagle_trt.errors import PlanError
 from peagle_trt.quant.left_out import check_limit
 from peagle_trt.readers import checkpoint_files
@@ -29,6 +31,11 @@ _ROOMS = {
     "engine": ("peagle_trt.engine",),
     "verify": ("peagle_trt.verify",),
     "assemble": (),
+}
+_BUNDLE_ROOMS = _ROOMS | {
+    "quantize": ("peagle_trt.quant", "peagle_trt.writers", "peagle_trt.bundle"),
+    "engine": ("peagle_trt.bundle", "peagle_trt_repo"),
+    "verify": ("peagle_trt.bundle",),
 }
 _LIBRARIES = {"graph": ("onnx",), "engine": ("onnxruntime",), "verify": ("onnxruntime",)}
 
@@ -71,6 +78,11 @@ class Plan:
         return next(step for step in self.steps if step.name == name)
 
 
+def stages_of(backend: str) -> tuple[str, ...]:
+    """The stages that a build for a backend has, in order."""
+    return BUNDLE_STAGES if backend in BUNDLE_BACKENDS else STAGES
+
+
 def check_spec(spec: BuildSpec) -> None:
     """Refuse settings that contradict each other or the limits.
 
@@ -101,8 +113,9 @@ def make_plan(spec: BuildSpec) -> Plan:
     settings = _settings(spec)
     steps: list[Step] = []
     digest = ""
-    for stage in STAGES:
-        digest = _digest([digest, __version__, settings[stage], _rooms_digest(stage), _library_versions(stage, spec)])
+    for stage in stages_of(spec.backend):
+        rooms = _rooms_digest(stage, _BUNDLE_ROOMS if spec.backend in BUNDLE_BACKENDS else _ROOMS)
+        digest = _digest([digest, __version__, settings[stage], rooms, _library_versions(stage, spec)])
         is_cached = finished.is_done(stage, digest)
         steps.append(Step(name=stage, inputs=digest, is_cached=is_cached))
     is_complete = finished.has_manifest and all(finished.is_published(step.name, step.inputs) for step in steps)
@@ -113,11 +126,13 @@ def _settings(spec: BuildSpec) -> dict[str, object]:
     """The part of a spec that each stage depends on, so that a new K costs no new weights."""
     paths = dict.fromkeys((spec.target_path, spec.drafter_path, spec.tokenizer_path))
     scales = [_digest_of(path) for path in (spec.scales_path, spec.drafter_scales_path)]
+    limits = [spec.draft_tokens, spec.max_batch_size, spec.max_sequence_length]
+    is_ours = spec.backend not in BUNDLE_BACKENDS
     return {
         "read": [spec.mask_token_id, *(_fingerprint(path) for path in paths)],
         "quantize": [spec.precision, spec.keep_above, *scales],
         "graph": [spec.max_batch_size, spec.max_sequence_length, spec.backend],
-        "engine": [spec.backend, *_compiler_settings(spec)],
+        "engine": [spec.backend, *_compiler_settings(spec), *([] if is_ours else [spec.name, spec.precision, *limits])],
         "verify": spec.draft_tokens,
         "assemble": [spec.name, spec.draft_tokens, spec.target_source, spec.drafter_source],
     }
@@ -134,9 +149,9 @@ def _digest_of(path: Path | None) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None
 
 
-def _rooms_digest(stage: str) -> str:
+def _rooms_digest(stage: str, rooms: Mapping[str, tuple[str, ...]]) -> str:
     digest = hashlib.sha256()
-    for room in _ROOMS[stage]:
+    for room in rooms[stage]:
         folder = Path(str(resources.files(room)))
         for source in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".toml")):
             digest.update(source.read_bytes())
@@ -149,8 +164,9 @@ def _compiler_settings(spec: BuildSpec) -> list[object]:
 
 
 def _library_versions(stage: str, spec: BuildSpec) -> list[str]:
-    versions = [metadata.version(name) for name in _LIBRARIES.get(stage, ())]
-    if stage == "engine" and spec.compute_capabilities:
+    is_ours = spec.backend not in BUNDLE_BACKENDS
+    versions = [metadata.version(name) for name in _LIBRARIES.get(stage, ()) if is_ours]
+    if stage == "engine" and spec.compute_capabilities and is_ours:
         from peagle_trt.engine.tensorrt.library import load_library
 
         versions.append(load_library(spec.backend).version)

@@ -57,7 +57,6 @@ def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
     """The manifest of a build before its graphs and files are written."""
     from peagle_trt.graph import graph_shapes
 
-    text = checkpoints.tokenizer
     return EngineManifest(
         format=ARTIFACT_FORMAT,
         peagle_trt_version=__version__,
@@ -67,12 +66,7 @@ def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
         target=checkpoints.target.config,
         drafter=checkpoints.drafter.config,
         shapes=graph_shapes(spec),
-        tokenizer=TokenizerFiles(
-            tokenizer=TOKENIZER_FILE,
-            chat_template=None if text.chat_template is None else TEMPLATE_FILE,
-            bos_token=text.bos_token,
-            eos_token=text.eos_token,
-        ),
+        tokenizer=tokenizer_files(checkpoints),
         keep_above=spec.keep_above,
         graphs={},
         files=(),
@@ -82,6 +76,17 @@ def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
             **_describe_scales(spec),
             **_describe_experts(spec, checkpoints),
         },
+    )
+
+
+def tokenizer_files(checkpoints: Checkpoints) -> TokenizerFiles:
+    """Where `write_tokenizer` puts the text side."""
+    text = checkpoints.tokenizer
+    return TokenizerFiles(
+        tokenizer=TOKENIZER_FILE,
+        chat_template=None if text.chat_template is None else TEMPLATE_FILE,
+        bos_token=text.bos_token,
+        eos_token=text.eos_token,
     )
 
 

@@ -94,7 +94,7 @@ SURFACE = {
         "--target",
         "-k",
     },
-    "doctor": {"--kernels"},
+    "doctor": {"--kernels", "--trtllm"},
     "targets": set[str](),
 }
 

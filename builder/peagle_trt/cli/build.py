@@ -21,7 +21,7 @@ from peagle_trt.cli.checkpoint_argument import (
 )
 from peagle_trt.cli.options import FILE, FOLDER, NumberList, config_option
 from peagle_trt.cli.output import Output
-from peagle_trt.engine.registry import BACKENDS
+from peagle_trt.engine.registry import ALL_BACKENDS
 from peagle_trt.errors import UsageError
 from peagle_trt.plan import MAX_BATCH_SIZE, MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH, STAGES, Plan
 from peagle_trt.quant import AUTOMATIC, BUILD_RECIPES, find_recipe
@@ -101,7 +101,7 @@ class _Precision(click.Choice):  # type: ignore[type-arg]  # Generic from click 
 )
 @click.option("--drafter-scales", "drafter_scales_path", type=FILE, help="The same of the drafter's.")
 @click.option(
-    "--backend", type=click.Choice(["auto", *BACKENDS]), default="auto", show_default=True, help="What runs it."
+    "--backend", type=click.Choice(["auto", *ALL_BACKENDS]), default="auto", show_default=True, help="What runs it."
 )
 @click.option(
     "--sm",

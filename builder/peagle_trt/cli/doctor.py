@@ -9,7 +9,7 @@ import click
 
 from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import choose_backend
-from peagle_trt.errors import MachineError, PeagleError
+from peagle_trt.errors import MachineError, PeagleError, UsageError
 from peagle_trt.machine import Machine, find_problems, probe_machine
 
 if TYPE_CHECKING:
@@ -24,8 +24,15 @@ if TYPE_CHECKING:
     help="Compile every kernel of the plugins for H200, B200, B300 and RTX PRO 6000 instead, and show what each needs. "
     "Takes no GPU, about a minute, and the extra `kernels`.",
 )
+@click.option(
+    "--trtllm",
+    "looks_at_container",
+    is_flag=True,
+    help="Say instead what this container lacks to serve a build for TensorRT-LLM: its release, every interface the "
+    "P-EAGLE worker relies on, GPUs and packages. Exit code 3 where something is missing.",
+)
 @click.pass_obj
-def command(output: Output, compiles_kernels: bool) -> None:
+def command(output: Output, compiles_kernels: bool, looks_at_container: bool) -> None:
     """Show Python, packages, processors, GPUs and servers, and what will get in the way.
 
     With --kernels: for every kernel and GPU the registers and spilled bytes of a thread, the shared memory of a block,
@@ -33,8 +40,13 @@ def command(output: Output, compiles_kernels: bool) -> None:
     TensorRT supplies (the two pointers that Triton adds are taken out first). `problems` is empty where all is well.
     Exit code 3 says that Triton or ptxas is missing.
     """
+    if compiles_kernels and looks_at_container:
+        raise UsageError("--kernels and --trtllm are two reports", hint="ask for one at a time")
     if compiles_kernels:
         _report_kernels(output)
+        return
+    if looks_at_container:
+        _report_container(output)
         return
     machine = probe_machine()
     problems = find_problems(machine)
@@ -45,6 +57,20 @@ def command(output: Output, compiles_kernels: bool) -> None:
         "problems": list(problems),
     }
     output.result(document, _text(machine, f"{backend}: {reason}", problems))
+
+
+def _report_container(output: Output) -> None:
+    from peagle_trt.trtllm.container import look_at_container
+
+    report = look_at_container(probe_machine())
+    for problem in report.problems:
+        output.progress(f"missing: {problem}")
+    if report.problems:
+        raise MachineError(
+            f"a build for TensorRT-LLM cannot be served here: {'; '.join(report.problems)}",
+            hint="the build's `serve` starts it once all of this is mended",
+        )
+    output.result(asdict(report), f"TensorRT-LLM {report.version}, served as {report.release}: nothing is missing")
 
 
 def _report_kernels(output: Output) -> None:

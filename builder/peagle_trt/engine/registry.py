@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peagle_trt.bundle.registry import BUNDLE_BACKENDS, refuse_to_run, require_parallel
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.errors import MachineError, PlanError, UsageError
 from peagle_trt.machine import Machine, probe_machine
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 BACKENDS = ("onnxruntime", "tensorrt-rtx", "tensorrt")
 """Names that `--backend` takes, besides `auto`."""
+
+ALL_BACKENDS = (*BACKENDS, *BUNDLE_BACKENDS)
+"""Those, and other projects' servers, for which a build holds no engine."""
 
 COMPILING_BACKENDS = ("tensorrt-rtx", "tensorrt")
 """Those whose engines are compiled when the build is made, from one batched graph of each model."""
@@ -35,8 +39,8 @@ def choose_backend(requested: str, machine: Machine | None = None) -> tuple[str,
     """
     if requested == "auto":
         return _choose(machine or probe_machine())
-    if requested not in BACKENDS:
-        raise UsageError(f"unknown backend `{requested}`", hint=f"known backends: auto, {', '.join(BACKENDS)}")
+    if requested not in ALL_BACKENDS:
+        raise UsageError(f"unknown backend `{requested}`", hint=f"known backends: auto, {', '.join(ALL_BACKENDS)}")
     return requested, "asked for"
 
 
@@ -46,6 +50,8 @@ def require_method(backend: str, drafter: DrafterConfig) -> None:
     Raises:
         PlanError: It is a plain EAGLE-3 head, and the backend runs P-EAGLE heads alone.
     """
+    if backend in BUNDLE_BACKENDS:
+        require_parallel(backend, drafter)
     if not drafter.is_parallel and backend in COMPILING_BACKENDS:
         raise PlanError(
             f"backend `{backend}` runs no plain EAGLE-3 heads, which draft one token a pass (method `eagle3`)",
@@ -78,6 +84,8 @@ def open_engine(build_path: Path, manifest: EngineManifest, *, num_threads: int 
         PlanError: The backend does not run this kind of head.
         MachineError: This machine cannot load it.
     """
+    if manifest.backend in BUNDLE_BACKENDS:
+        raise refuse_to_run(manifest)
     require_method(manifest.backend, manifest.drafter)
     if manifest.backend == "onnxruntime":
         from peagle_trt.engine.onnxruntime import OnnxRuntimeEngine
@@ -100,6 +108,8 @@ def check_record(manifest: EngineManifest) -> None:
     Raises:
         UsageError: The backend is unknown, or the manifest was edited.
     """
+    if manifest.backend in BUNDLE_BACKENDS:
+        raise refuse_to_run(manifest)
     if manifest.backend not in BACKENDS:
         raise _unknown_backend(manifest)
     is_compiled = manifest.backend in COMPILING_BACKENDS
