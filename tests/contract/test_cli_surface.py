@@ -68,6 +68,7 @@ SURFACE = {
         "build_path",
         "prompt",
     },
+    "bench report": {"--no-png", "--output", "--png", "-o", "run_paths"},
     "repo": {"--check", "--output", "-o", "path"},
     "plan": {
         "--acceptance",
@@ -99,6 +100,13 @@ PROMISED = {
         "--method",
         "--baseline",
         "--baseline-build",
+        "--api-key-file",
+        "--category",
+        "--output",
+        "--repeats",
+        "--seed",
+        "--temperature",
+        "--warm-up",
     },
     "serve": {
         "path",
