@@ -46,6 +46,7 @@ ROOMS = {
     "catalog": set[str](),
     "roofline": set[str](),
     "diagnose": {"readers", "quant", "graph", "engine", "decode"},
+    "tuning": {"roofline", "decode", "engine", "build_folder"},
     "openai_door": {"decode", "deploy", "build_folder"},
     "verify": {"readers", "quant", "engine", "build_folder", "machine"},
 }
