@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
+from typing import Any
 
-from peagle_trt.bench.energy import Meter, find_rapl_meters, joules_between, read_all
+import pytest
+
+from peagle_trt.bench.energy import Meter, find_nvml_meters, find_rapl_meters, joules_between, read_all
 
 
 def make_zone(folder: Path, zone: str, name: str, microjoules: str) -> Path:
@@ -44,3 +48,45 @@ def test_what_cannot_be_read_is_no_meter(tmp_path: Path) -> None:
 def test_without_meters_nothing_is_said() -> None:
     no_meters: tuple[Meter, ...] = ()
     assert joules_between(no_meters, read_all(no_meters), read_all(no_meters)) == {}
+
+
+class FakeNvml:
+    """A driver with two GPUs, of which the second counts no energy."""
+
+    def __init__(self) -> None:
+        self.millijoules = 5_000
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:
+        device._obj.value = 100 + index
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: Any, energy: Any) -> int:
+        if device.value == 101:
+            return 3
+        energy._obj.value = self.millijoules
+        return 0
+
+
+def test_a_gpu_that_counts_is_metered(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeNvml()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    meters = find_nvml_meters()
+    assert [meter.name for meter in meters] == ["gpu-0"]
+    before = read_all(meters)
+    library.millijoules = 12_500
+    assert joules_between(meters, before, read_all(meters)) == {"gpu-0": 7.5}
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert find_nvml_meters() == ()
