@@ -11,7 +11,7 @@ from typing import Any
 
 from peagle_trt.errors import UsageError
 
-_FOLDER = Path(__file__).parent / "prompts"
+FOLDER = Path(__file__).parent / "prompts"
 
 HUMANEVAL_INSTRUCTION = "Complete the following Python function. Only output the code, no explanations.\n\n"
 """Source: the P-EAGLE model cards prefix HumanEval's prompts so."""
@@ -76,7 +76,7 @@ def read_prompts(source: str, limit: int | None = None, *, categories: Collectio
 
 
 def _lines(source: str) -> list[str]:
-    path = _FOLDER / SHIPPED[source] if source in SHIPPED else Path(source)
+    path = FOLDER / SHIPPED[source] if source in SHIPPED else Path(source)
     if path.suffix == ".parquet":
         raise UsageError(
             f"`{source}` is a Parquet file; this reads JSON lines",
