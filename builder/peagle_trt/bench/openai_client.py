@@ -89,6 +89,8 @@ class OpenAiClient:
             if text:
                 times.append(time.perf_counter() - started)
                 texts.append(text)
+        if not usage:
+            raise PeagleError("the server told no usage at an answer's end, so its tokens cannot be counted")
         return ClientAnswer(
             # Ids are not told; equal texts stand for equal tokens.
             token_ids=tuple("".join(texts).encode()),

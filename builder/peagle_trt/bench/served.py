@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from peagle_trt.bench.clients import GREEDY, ClientAnswer, Sampling
-from peagle_trt.errors import UsageError
+from peagle_trt.errors import PeagleError, UsageError
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def open_served(
     if host is None or port is None:
         raise UsageError(f"`{url}` names no host and port", hint="for example http://127.0.0.1:8000")
     if parts.scheme == "grpc" and parts.path in ("", "/"):
+        # Triton's library wants the colons of an address in brackets.
+        host = f"[{host}]" if ":" in host else host
         return TritonGrpcClient(host, port, is_chat=is_chat, ends=ends, sampling=sampling)
     if parts.scheme not in ("", "http"):
         raise UsageError(f"`{url}`: expected http:// or grpc://", hint="put TLS in front of neither for a measurement")
@@ -162,9 +165,16 @@ class _Ask(Protocol):
 
 
 def answer_together(ask: _Ask, prompts: Sequence[str], concurrency: int) -> list[ClientAnswer]:
-    """Ask for every prompt, so many at a time, a thread each."""
-    with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(ask, range(len(prompts)), prompts))
+    """Ask for every prompt, so many at a time, a thread each.
+
+    Raises:
+        PeagleError: The server went away.
+    """
+    try:
+        with ThreadPoolExecutor(concurrency) as pool:
+            return list(pool.map(ask, range(len(prompts)), prompts))
+    except (OSError, http.client.HTTPException) as error:
+        raise PeagleError(f"the server broke an answer off: {type(error).__name__}: {error}") from error
 
 
 def collect(pieces: Iterable[Mapping[str, Any]], started: float) -> ClientAnswer:
@@ -173,6 +183,9 @@ def collect(pieces: Iterable[Mapping[str, Any]], started: float) -> ClientAnswer
     Args:
         pieces: Outputs of each response, by name.
         started: When the request was sent.
+
+    Raises:
+        PeagleError: The last response is missing, which alone carries the counters.
     """
     token_ids: list[int] = []
     piece_seconds, piece_tokens = [], []
@@ -186,6 +199,8 @@ def collect(pieces: Iterable[Mapping[str, Any]], started: float) -> ClientAnswer
         # Over gRPC the last response may be the empty one that only says that it is the last.
         if piece.get("num_verify_steps") is not None:
             last = piece
+    if not last:
+        raise PeagleError("the server broke an answer off: its last response never came")
     return ClientAnswer(
         token_ids=tuple(token_ids),
         num_output_tokens=len(token_ids),

@@ -122,6 +122,9 @@ def command(
         repeats=measuring.repeats,
         warm_up=measuring.warm_up,
     )
+    for each in prompt_sets:
+        if len(each.prompts) < schedule.width:
+            output.progress(f"`{each.name}` gives {len(each.prompts)} prompts: no more than that are ever in flight")
     settings = {
         "build": build_path,
         "manifest_sha256": sha256_of(build_path / MANIFEST_NAME) if build_path else None,
@@ -187,11 +190,14 @@ def _open(
 ) -> tuple[Client, str]:
     """What answers, and the method of the build's head."""
     loaded = open_build(path, num_threads=num_threads)
+    # Otherwise the first round of every number of requests would pay for loading its graphs.
+    loaded.engine.preload()
     own = loaded.manifest.drafter.method
     require_method(loaded.manifest, method or own)
     other = None
     if baseline_path is not None:
         other = open_baseline(baseline_path, baseline, loaded, num_threads=num_threads)
+        other.engine.preload()
     uses_chat = loaded.tokenizer.has_chat_template if is_chat is None else is_chat
     client = InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other, sampling=measuring.sampling)
     return client, own

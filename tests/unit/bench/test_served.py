@@ -32,7 +32,7 @@ class Door(BaseHTTPRequestHandler):
 
     def _say(self, body: bytes) -> None:
         self.send_response(self.server.status)  # type: ignore[attr-defined]
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body) + self.server.claims_more))  # type: ignore[attr-defined]
         self.end_headers()
         self.wfile.write(body)
 
@@ -43,7 +43,7 @@ class Door(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[Any]:
     found: Any = ThreadingHTTPServer(("127.0.0.1", 0), Door)
-    found.asked, found.answer, found.told, found.status = [], b"", {}, 200
+    found.asked, found.answer, found.told, found.status, found.claims_more = [], b"", {}, 200, 0
     found.url = f"http://127.0.0.1:{found.server_address[1]}"
     thread = threading.Thread(target=found.serve_forever, args=(0.01,))
     thread.start()
@@ -121,6 +121,27 @@ def test_a_refusal_is_told(server: Any) -> None:
     client = open_served(f"{server.url}/v1", is_chat=True, ends=True)
     with pytest.raises(RequestError, match="no such key"):
         client.answer(["a"], METHOD, 9)
+
+
+def test_a_server_that_goes_away_is_told(server: Any) -> None:
+    server.told = {"parameters": {}}
+    client = open_served(server.url, is_chat=True, ends=True)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(PeagleError, match="no server answers"):
+        client.answer(["a"], METHOD, 9)
+
+
+def test_an_answer_that_is_cut_short_is_told(server: Any) -> None:
+    server.told = {"parameters": {}}
+    triton = open_served(server.url, is_chat=True, ends=True)
+    server.told = {"data": [{"id": "m"}]}
+    door = open_served(f"{server.url}/v1", is_chat=True, ends=True)
+    server.answer, server.claims_more = events({"output_ids": 5}), 100
+    with pytest.raises(PeagleError, match="broke an answer off"):
+        triton.answer(["a"], METHOD, 9)
+    with pytest.raises(PeagleError, match="told no usage"):
+        door.answer(["a"], METHOD, 9)
 
 
 @pytest.mark.parametrize("told", [{"data": []}, {"data": None}])
