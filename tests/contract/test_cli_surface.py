@@ -119,6 +119,7 @@ PROMISED = {
         "--category",
         "--output",
         "--repeats",
+        "--round-prompts",
         "--seed",
         "--temperature",
         "--warm-up",

@@ -27,6 +27,7 @@ class Schedule:
         max_tokens: Longest answer.
         repeats: How often every batch of prompts is answered by every method.
         warm_up: Prompts that every kind of method answers before the clock runs.
+        round_prompts: Prompts of a round; None for the largest number of requests in flight.
     """
 
     prompt_sets: tuple[PromptSet, ...]
@@ -34,10 +35,16 @@ class Schedule:
     max_tokens: int
     repeats: int = 1
     warm_up: int = 1
+    round_prompts: int | None = None
 
     @property
     def width(self) -> int:
-        """Prompts of a round: enough to fill the largest number of requests in flight."""
+        """Prompts of a round."""
+        return self.round_prompts or self.max_concurrency
+
+    @property
+    def max_concurrency(self) -> int:
+        """Largest number of requests in flight."""
         return max(method.concurrency for method in self.methods)
 
     def rounds(self, prompt_set: PromptSet) -> range:

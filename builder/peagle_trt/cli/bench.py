@@ -121,10 +121,12 @@ def command(
         max_tokens=max_tokens,
         repeats=measuring.repeats,
         warm_up=measuring.warm_up,
+        round_prompts=measuring.round_prompts,
     )
     for each in prompt_sets:
-        if len(each.prompts) < schedule.width:
-            output.progress(f"`{each.name}` gives {len(each.prompts)} prompts: no more than that are ever in flight")
+        count = min(len(each.prompts), schedule.width)
+        if count < schedule.max_concurrency:
+            output.progress(f"a round of `{each.name}` has {count} prompts: no more than that are ever in flight")
     settings = {
         "build": build_path,
         "manifest_sha256": sha256_of(build_path / MANIFEST_NAME) if build_path else None,

@@ -27,6 +27,11 @@ _OPTIONS = (
         help="How often every batch of prompts is answered by every method.",
     ),
     click.option(
+        "--round-prompts",
+        type=click.IntRange(min=1),
+        help="Prompts of a round; by default the largest --concurrency, full only until its first answer ends.",
+    ),
+    click.option(
         "--warm-up",
         type=click.IntRange(min=0),
         default=1,
@@ -66,6 +71,7 @@ class Measuring:
     Attributes:
         categories: Categories of prompts; empty for all.
         repeats: How often every batch is answered.
+        round_prompts: Prompts of a round, or None.
         warm_up: Prompts answered before the clock runs.
         sampling: How tokens are chosen.
         run_path: Folder of the run, or None to keep nothing.
@@ -74,6 +80,7 @@ class Measuring:
 
     categories: tuple[str, ...]
     repeats: int
+    round_prompts: int | None
     warm_up: int
     sampling: Sampling
     run_path: Path | None
@@ -99,6 +106,7 @@ def measuring_options(command: Callable[..., None]) -> Callable[..., None]:
         *arguments: Any,
         categories: str | None,
         repeats: int,
+        round_prompts: int | None,
         warm_up: int,
         temperature: float,
         seed: int,
@@ -109,6 +117,7 @@ def measuring_options(command: Callable[..., None]) -> Callable[..., None]:
         measuring = Measuring(
             categories=tuple(categories.split(",")) if categories else (),
             repeats=repeats,
+            round_prompts=round_prompts,
             warm_up=warm_up,
             sampling=Sampling(temperature=temperature, seed=seed),
             run_path=run_path,

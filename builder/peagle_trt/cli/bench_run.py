@@ -51,6 +51,7 @@ def measure_into(
         **settings,
         "repeats": schedule.repeats,
         "warm_up": schedule.warm_up,
+        "round_prompts": schedule.width,
         "temperature": measuring.sampling.temperature,
         "seed": measuring.sampling.seed,
         "categories": list(measuring.categories),

@@ -108,7 +108,10 @@ def _document(found: Tuning) -> dict[str, object]:
         "acceptance": asdict(found.traffic.acceptance),
         "num_verify_steps": found.traffic.num_steps,
         "context_tokens": found.traffic.context_tokens,
+        "output_tokens": found.traffic.output_tokens,
         "loop_ms": 1e3 * found.traffic.loop_seconds,
+        "prompt_ms": 1e3 * found.traffic.prompt_seconds,
+        "drafter_prompt_ms": 1e3 * found.traffic.drafter_prompt_seconds,
         "model": {
             model: {"seconds_a_byte": constants[0], "seconds_an_operation": constants[1]}
             for model, constants in found.model.constants.items()

@@ -14,7 +14,9 @@ def write_text(found: Tuning, *, is_written: bool) -> str:
     lines = [
         f"acceptance  {shares} by position, {traffic.acceptance.source}: {traffic.num_steps} steps",
         f"model       fitted to this machine, off by {found.worst_miss:.0%} at most where it was fitted",
-        f"context     {traffic.context_tokens} tokens",
+        f"requests    {traffic.output_tokens:.0f} tokens an answer, {traffic.context_tokens} present in its middle; "
+        f"a prompt takes {1e3 * traffic.prompt_seconds:.0f} ms, with drafts "
+        f"{1e3 * traffic.drafter_prompt_seconds:.0f} more",
         "",
         *_table(found),
         "",

@@ -80,9 +80,15 @@ def anchors(loads: Sequence[int], max_draft_tokens: int) -> list[PassKind]:
 
 
 def rate(traffic: Traffic, batch_size: int, draft_tokens: int, seconds: Seconds) -> float:
-    """Tokens a second of all requests together."""
+    """Tokens a second of all requests together, where a new one comes for each that ends.
+
+    An answer costs the reading of its prompt, by the drafter too where there are drafts, and its share of steps.
+    """
     step = sum(seconds(kind) for kind in passes_of(batch_size, draft_tokens))
-    return batch_size * traffic.acceptance.length(draft_tokens) / (step + batch_size * traffic.loop_seconds)
+    reading = traffic.prompt_seconds + (traffic.drafter_prompt_seconds if draft_tokens else 0.0)
+    # The first token comes with the prompt.
+    num_steps = max(0.0, traffic.output_tokens - 1) / traffic.acceptance.length(draft_tokens)
+    return traffic.output_tokens / (reading + num_steps * (step / batch_size + traffic.loop_seconds))
 
 
 def shortlist(traffic: Traffic, batch_size: int, seconds: Seconds) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,11 @@ TRAFFIC = Traffic(
     num_steps=100,
     context_tokens=100,
     loop_seconds=0.0,
+    output_tokens=1e9,
+    prompt_seconds=0.0,
+    drafter_prompt_seconds=0.0,
 )
+"""Answers without end, so that prompts do not count."""
 
 
 def seconds(kind: PassKind) -> float:
@@ -36,7 +41,7 @@ def measured(load: int, counts: list[int]) -> dict[PassKind, float]:
 def test_a_rate_is_tokens_over_both_passes_and_the_loop() -> None:
     # Two requests of 1 + 0.7 tokens; 4 rows verified: 1.2; 4 rows of the drafter: 0.2.
     assert rate(TRAFFIC, 2, 1, seconds) == pytest.approx(2 * 1.7 / 1.4)
-    slow = Traffic(acceptance=TRAFFIC.acceptance, num_steps=1, context_tokens=1, loop_seconds=0.3)
+    slow = replace(TRAFFIC, loop_seconds=0.3)
     assert rate(slow, 2, 1, seconds) == pytest.approx(2 * 1.7 / 2.0)
     assert rate(TRAFFIC, 1, 0, seconds) == pytest.approx(1 / 1.05)
 
@@ -49,6 +54,15 @@ def test_the_best_k_is_found_with_few_passes(load: int) -> None:
     top = rate(TRAFFIC, load, best_of_all(load), seconds)
     assert choice.best.measured is not None
     assert choice.best.measured >= 0.99 * top
+
+
+def test_short_answers_do_not_pay_for_a_drafter_that_reads_long_prompts() -> None:
+    short = replace(TRAFFIC, output_tokens=18.0, prompt_seconds=2.0, drafter_prompt_seconds=1.0)
+    # 17 tokens after the first: 17 plain steps of 1.05, or 10 of 1.1 + 0.15.
+    assert rate(short, 1, 0, seconds) == pytest.approx(18 / (2 + 17 * 1.05))
+    assert rate(short, 1, 1, seconds) == pytest.approx(18 / (3 + 10 * 1.25))
+    shorter = replace(short, output_tokens=2.0)
+    assert choose(shorter, 1, seconds, measured(1, shortlist(shorter, 1, seconds))).best.draft_tokens == 0
 
 
 def test_many_requests_leave_no_room_for_drafts() -> None:
@@ -64,9 +78,7 @@ def test_what_was_measured_overrules_what_was_predicted() -> None:
 
 
 def test_of_equals_the_smaller_k_is_taken() -> None:
-    flat = Traffic(
-        acceptance=curve_from_shares((0.7, 0.003), source="a test"), num_steps=1, context_tokens=1, loop_seconds=0.0
-    )
+    flat = replace(TRAFFIC, acceptance=curve_from_shares((0.7, 0.003), source="a test"))
     free = {kind: 1.0 if kind.model == "target" else 0.0 for count in (0, 1, 2) for kind in passes_of(1, count)}
     assert choose(flat, 1, seconds, free).best.draft_tokens == 1
 
