@@ -113,6 +113,21 @@ def test_a_bar_spans_what_the_run_says(tmp_path: Path) -> None:
     assert draw(figure).count('class="bar') == 4
 
 
+def test_cpu_time_has_a_chart_where_it_was_measured(tmp_path: Path) -> None:
+    figures = make_figures(read_runs([write_run(tmp_path / "a.json", speedup_cpu=1.25)]))
+    (figure,) = [each for each in figures if each.name == "cpu-speed-up-1"]
+    assert {point.y for line in figure.lines for point in line.points} == {1.25}
+
+
+def test_the_headline_is_the_surest_gain(tmp_path: Path) -> None:
+    lucky = result(5, 1, speedup=3.0, speedup_low=0.9, speedup_high=5.0)
+    sure = result(3, 1, speedup=1.4, speedup_low=1.3, speedup_high=1.5)
+    (tmp_path / "a.json").write_text(json.dumps({"results": [result(0, 1), lucky, sure]}))
+    assert "at best 1.40 times the baseline (1.30 to 1.50), with p-eagle K=3" in write_page(
+        read_runs([tmp_path / "a.json"])
+    )
+
+
 def test_two_runs_are_compared(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "a.json"), write_run(tmp_path / "b.json", tokens_per_second=500.0)])
     (figure,) = [each for each in make_figures(runs) if each.name == "runs-1"]
