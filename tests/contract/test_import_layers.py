@@ -32,6 +32,7 @@ HEAVY = (
     "starlette",
     "uvicorn",
     "openai_harmony",
+    "llguidance",
 )
 
 # Room -> rooms it may import, besides itself, `spec`, `errors` and `files`.
