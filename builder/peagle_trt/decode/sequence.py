@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +13,14 @@ from numpy.typing import NDArray
 from peagle_trt.decode.acceptance import NO_DRAFTS, Drafts, verify, verify_greedily
 from peagle_trt.decode.acceptance_rates import AcceptanceRates
 from peagle_trt.decode.answer import Answer
-from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest, RequestMetrics
+from peagle_trt.decode.log_probs import log_probs_of
+from peagle_trt.decode.request import (
+    FinishReason,
+    GenerationChunk,
+    GenerationRequest,
+    RequestMetrics,
+    TokenLogProb,
+)
 from peagle_trt.decode.sampling import LogitShaper
 from peagle_trt.decode.slots import Leftover, TakenSlot
 from peagle_trt.decode.text import TextTokenizer
@@ -66,6 +75,7 @@ class Sequence:
         self._shaper = LogitShaper(request.sampling, request.prompt_ids, request.end_ids, vocab_size)
         self._takes_argmax = request.sampling.temperature == 0.0 and self._shaper.is_neutral
         self._answer = Answer(tokenizer.stream() if tokenizer else None, request.stop_strings)
+        self._log_probs: deque[TokenLogProb] = deque()
         self._submitted_at = submitted_at
         self._first_token_at: float | None = None
         self._num_outputs = 0
@@ -161,6 +171,7 @@ class Sequence:
             Accepted drafts, n.
         """
         tokens, num_accepted = self._verify(output)
+        log_probs = self._log_probs_of(output, tokens)
         if self.drafts.token_ids:
             self._num_verify_steps += 1
             self._num_draft_tokens += len(self.drafts.token_ids)
@@ -170,9 +181,9 @@ class Sequence:
                 self.rates.add(len(self.drafts.token_ids), num_accepted)
         self.drafts = NO_DRAFTS
         self._first_token_at = self._first_token_at or time.monotonic()
-        for token in tokens:
+        for token, log_prob in zip_longest(tokens, log_probs):
             if self.finish_reason is None:
-                self._append(token)
+                self._append(token, log_prob)
         return num_accepted
 
     def take_drafts(self, drafts: Drafts, num_passes: int = 1) -> None:
@@ -196,6 +207,7 @@ class Sequence:
             request_id=self.request.request_id,
             token_ids=token_ids,
             text=text,
+            log_probs=tuple(self._log_probs.popleft() for _ in token_ids) if self._log_probs else (),
             finish_reason=self.finish_reason,
             metrics=self._metrics() if self.finish_reason is not None else None,
             error=error,
@@ -207,7 +219,7 @@ class Sequence:
             token_ids=np.array(token_ids, np.int32),
             start_position=start,
             num_logit_rows=num_logit_rows,
-            needs_logits=not self._takes_argmax,
+            needs_logits=not self._takes_argmax or self.request.num_top_log_probs is not None,
         )
 
     def _verify(self, output: TargetOutput) -> tuple[list[int], int]:
@@ -223,13 +235,19 @@ class Sequence:
             is_end=is_end,
         )
 
-    def _append(self, token: int) -> None:
+    def _log_probs_of(self, output: TargetOutput, tokens: list[int]) -> list[TokenLogProb]:
+        num_top = self.request.num_top_log_probs
+        return [] if num_top is None else log_probs_of(output.logits, tokens, num_top=num_top)
+
+    def _append(self, token: int, log_prob: TokenLogProb | None) -> None:
         if token in self.request.end_ids:
             self.finish_reason = "stop"
             return
         self.token_ids.append(token)
         self._num_outputs += 1
         self._answer.push(token)
+        if log_prob is not None:
+            self._log_probs.append(log_prob)
         if self._answer.is_stopped:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self._limit:
