@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt_repo.tensors import HARMLESS_VALUES, PEAGLE_INPUTS, REFUSED_INPUTS
+from peagle_trt_repo.tensors import HARMLESS_VALUES, OTHER_NAMES, PEAGLE_INPUTS, REFUSAL_ADVICE, REFUSED_INPUTS
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -29,8 +29,18 @@ PROTOCOL_PARAMETERS = frozenset(
 )
 """Source: KServe v2 and Triton's extensions of it (schedule policy, sequence, binary data, generate)."""
 
+NO_END_ID = -1
+"""What a client sends as `end_id` to generate to the limit. Source: TensorRT-LLM's runtime."""
+
 AUTO_DRAFT_TOKENS = -1
 """What a client sends as `draft_tokens` to have K chosen at every step: as many drafts as pay for themselves."""
+
+
+MAX_SEQUENCES = 16
+"""Answers to one request; each is a request of its own to the engine."""
+
+TIMEOUT = "timeout"
+MICROSECONDS = 1_000_000
 
 
 class InvalidRequestError(ValueError):
@@ -54,7 +64,8 @@ class RequestFields:
         presence_penalty: 0 is off.
         min_tokens: Shortest answer, in tokens.
         seed: None draws one.
-        end_id: Replaces the model's own end tokens; -1 for none at all; None keeps the model's.
+        end_ids: Replace the model's own end tokens; empty for none at all; None keeps the model's.
+        stop_token_ids: End the answer too.
         stop_words: Texts that end the answer.
         bad_words: Texts that the answer must not hold.
         bias_words: Texts and what is added to the logits of each of their tokens.
@@ -63,6 +74,9 @@ class RequestFields:
             repository's default.
         applies_chat_template: `prompt_text` is a user's turn, to be put in the model's chat template.
         returns_text_bytes: Every response says how long its text is.
+        num_sequences: Answers, each from a seed of its own.
+        num_top_log_probs: 0 for log probabilities of the tokens, n for those of the n likeliest too; None for none.
+        priority: The lowest goes first.
     """
 
     prompt_text: str | None
@@ -77,7 +91,8 @@ class RequestFields:
     presence_penalty: float
     min_tokens: int
     seed: int | None
-    end_id: int | None
+    end_ids: tuple[int, ...] | None
+    stop_token_ids: tuple[int, ...]
     stop_words: tuple[str, ...]
     bad_words: tuple[str, ...]
     bias_words: tuple[tuple[str, float], ...]
@@ -85,6 +100,9 @@ class RequestFields:
     draft_tokens: int | None
     applies_chat_template: bool
     returns_text_bytes: bool
+    num_sequences: int
+    num_top_log_probs: int | None
+    priority: int
 
 
 def read_fields(arrays: Arrays) -> RequestFields:
@@ -117,7 +135,8 @@ def read_fields(arrays: Arrays) -> RequestFields:
         presence_penalty=_real(arrays, "presence_penalty", 0.0),
         min_tokens=_either_integer(arrays, "min_tokens", "min_length") or 0,
         seed=_either_integer(arrays, "seed", "random_seed"),
-        end_id=_integer(arrays, "end_id", -1),
+        end_ids=_end_ids(arrays),
+        stop_token_ids=_integers(arrays, "stop_token_ids"),
         stop_words=tuple(word for word in _texts(arrays, "stop_words") if word),
         bad_words=tuple(word for word in _texts(arrays, "bad_words") if word),
         bias_words=_bias_words(arrays),
@@ -125,7 +144,28 @@ def read_fields(arrays: Arrays) -> RequestFields:
         draft_tokens=_integer(arrays, "draft_tokens", AUTO_DRAFT_TOKENS),
         applies_chat_template=_flag(arrays, "apply_chat_template") or False,
         returns_text_bytes=_flag(arrays, "return_text_bytes") or False,
+        num_sequences=_num_sequences(arrays),
+        num_top_log_probs=_num_top_log_probs(arrays),
+        priority=_integer(arrays, "priority", -(2**31)) or 0,
     )
+
+
+def read_deadline(parameters: Mapping[str, object], timeout_microseconds: int) -> float | None:
+    """When a client's time is up, in seconds from now; None for any time.
+
+    Args:
+        parameters: Parameters of the request, where the generate endpoint leaves `timeout`.
+        timeout_microseconds: `timeout` of the other protocols, 0 without one.
+
+    Raises:
+        InvalidRequestError: It is no number of microseconds.
+
+    Source: Triton's protocol extension "schedule policy"; both measured with tritonserver 2.51.
+    """
+    sent = parameters.get(TIMEOUT, timeout_microseconds)
+    if isinstance(sent, bool) or not isinstance(sent, int) or sent < 0:
+        raise InvalidRequestError(f"`{TIMEOUT}` is `{sent}`, expected a whole number of microseconds")
+    return sent / MICROSECONDS if sent else None
 
 
 def refuse_unknown_parameters(parameters: Mapping[str, object]) -> None:
@@ -141,6 +181,7 @@ def refuse_unknown_parameters(parameters: Mapping[str, object]) -> None:
         if name in PROTOCOL_PARAMETERS or name.startswith("triton_"):
             continue
         close = difflib.get_close_matches(name, [field.name for field in PEAGLE_INPUTS], n=1)
+        close = [OTHER_NAMES[name]] if name in OTHER_NAMES else close
         advice = f"; did you mean `{close[0]}`?" if close else ""
         raise InvalidRequestError(f"`{name}` is no input of this model{advice}")
 
@@ -176,7 +217,31 @@ def _refuse_unsupported(arrays: Arrays) -> None:
         values = arrays[field.name].reshape(-1).tolist() if field.name in arrays else []
         harmless = HARMLESS_VALUES.get(field.name, ())
         if any(value not in harmless for value in values):
-            raise InvalidRequestError(f"`{field.name}` is not supported; leave it out")
+            advice = REFUSAL_ADVICE.get(field.name)
+            raise InvalidRequestError(
+                f"`{field.name}` is not supported; leave it out{f' ({advice})' if advice else ''}"
+            )
+
+
+def _end_ids(arrays: Arrays) -> tuple[int, ...] | None:
+    ids = _integers(arrays, "end_id")
+    if min(ids, default=0) < NO_END_ID or (NO_END_ID in ids and len(ids) > 1):
+        raise InvalidRequestError(f"`end_id` is `{list(ids)}`, expected token ids, or -1 alone for none")
+    if not ids:
+        return None
+    return () if ids == (NO_END_ID,) else ids
+
+
+def _num_sequences(arrays: Arrays) -> int:
+    value = _integer(arrays, "num_return_sequences", 0) or 1
+    if value > MAX_SEQUENCES:
+        raise InvalidRequestError(f"`num_return_sequences` is `{value}`, expected at most {MAX_SEQUENCES}")
+    return value
+
+
+def _num_top_log_probs(arrays: Arrays) -> int | None:
+    value = _integer(arrays, "num_top_log_probs", 0)
+    return 0 if value is None and _flag(arrays, "return_log_probs") else value
 
 
 def _bias_words(arrays: Arrays) -> tuple[tuple[str, float], ...]:

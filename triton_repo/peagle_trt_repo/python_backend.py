@@ -50,6 +50,10 @@ class InferenceRequest(Protocol):
         """Parameters of the request, a JSON object: over HTTP, every key that names no input ends up here."""
         ...
 
+    def timeout(self) -> int:
+        """Microseconds that a client gives the request, 0 for any; the generate endpoint puts it in the parameters."""
+        ...
+
     def get_response_sender(self) -> ResponseSender:
         """Its sender; decoupled models only."""
         ...

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, RequestFields
 from peagle_trt_repo.texts import encode_prompt
 
-NO_END_ID = -1
-"""What a client sends as `end_id` to generate to the limit. Source: TensorRT-LLM's runtime."""
+SEED_RANGE = 2**64
+
+
+def sequence_requests(request: GenerationRequest, count: int) -> list[GenerationRequest]:
+    """As many requests for one prompt as it wants answers, each with its own id and seed.
+
+    Answer i has the seed that a request for one answer would have with `seed + i`. Every one of them reads the prompt;
+    where prefixes are reused, from a slot that holds its start.
+    """
+    if count == 1:
+        return [request]
+    seed = request.sampling.seed
+    return [
+        replace(
+            request,
+            request_id=f"{request.request_id}.{index}",
+            sampling=replace(request.sampling, seed=None if seed is None else (seed + index) % SEED_RANGE),
+        )
+        for index in range(count)
+    ]
 
 
 def make_generation_request(
@@ -19,6 +39,7 @@ def make_generation_request(
     tokenizer: TextTokenizer,
     manifest: EngineManifest,
     default_draft_tokens: DraftTokens,
+    deadline_seconds: float | None = None,
 ) -> GenerationRequest:
     """Translates a checked request.
 
@@ -28,6 +49,7 @@ def make_generation_request(
         tokenizer: The build's.
         manifest: The build's.
         default_draft_tokens: K where the client does not say.
+        deadline_seconds: When its time is up.
 
     Raises:
         InvalidRequestError: Nothing is left to continue.
@@ -43,6 +65,10 @@ def make_generation_request(
         end_ids=_end_ids(fields, manifest),
         stop_strings=fields.stop_words,
         draft_tokens=_draft_tokens(fields, default_draft_tokens),
+        # The engine's highest goes first, as its own callers have it.
+        priority=-fields.priority,
+        deadline_seconds=deadline_seconds,
+        num_top_log_probs=fields.num_top_log_probs,
     )
 
 
@@ -81,6 +107,5 @@ def word_spellings(tokenizer: TextTokenizer, word: str) -> list[tuple[int, ...]]
 
 
 def _end_ids(fields: RequestFields, manifest: EngineManifest) -> tuple[int, ...]:
-    if fields.end_id is None:
-        return manifest.target.eos_token_ids
-    return () if fields.end_id == NO_END_ID else (fields.end_id,)
+    end_ids = manifest.target.eos_token_ids if fields.end_ids is None else fields.end_ids
+    return tuple(dict.fromkeys((*end_ids, *fields.stop_token_ids)))
