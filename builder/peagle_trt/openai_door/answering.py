@@ -88,7 +88,10 @@ class AnswerResponse:
 
     async def _answer(self, scope: Scope, writer: _Writer) -> None:
         request = self._request
-        async with Answers(self._engine, request.work.jobs, scope["state"]["request_id"]) as answers:
+        work = request.work
+        async with Answers(
+            self._engine, work.jobs, scope["state"]["request_id"], max_seconds=work.max_seconds
+        ) as answers:
             async for index, piece in answers.pieces():
                 read = self._readers[index].read(piece.text, piece.token_ids)
                 choice = self._choices[index]
@@ -97,7 +100,7 @@ class AnswerResponse:
                     # Only now is it known that the answer is no refusal, which has a status of its own.
                     if not writer.has_started:
                         await self._open(writer)
-                    await self._write(writer, request.documents.piece(index, read, piece.text))
+                    await self._write(writer, request.documents.piece(index, read, piece))
                     if choice.finish_reason is not None:
                         await self._write(writer, request.documents.ending(index, choice))
         scope["state"]["num_tokens"] = sum(choice.num_tokens for choice in self._choices)

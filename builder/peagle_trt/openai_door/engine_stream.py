@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from peagle_trt.deploy.client import grpc_inputs, grpc_outputs
 from peagle_trt.deploy.ports import LOOPBACK
+from peagle_trt.openai_door.log_probs import TokenEntry
 from peagle_trt.openai_door.refusals import RefusalError, too_many
 
 MODEL = "peagle"
@@ -18,6 +19,7 @@ QUEUE_LENGTH = 64
 """Pieces read ahead of a slow client, over all its choices."""
 READY_TIMEOUT_SECONDS = 5.0
 FULL_RETRY_SECONDS = 1.0
+MICROSECONDS = 1_000_000
 _ENDED = object()
 
 
@@ -28,14 +30,16 @@ class EnginePiece:
     Attributes:
         text: Text.
         token_ids: Tokens.
-        finish_reason: `stop` or `length` on the last piece.
+        finish_reason: `stop`, `length` or `deadline` on the last piece.
         num_output_tokens: Tokens of the whole answer; on the last piece.
+        entries: How likely the tokens were, where that was asked for.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str | None
     num_output_tokens: int
+    entries: tuple[TokenEntry, ...] = ()
 
 
 class EngineClient:
@@ -63,8 +67,15 @@ class EngineClient:
         """Closes the connection."""
         await self._client.close()
 
-    async def answer(self, inputs: Mapping[str, object], request_id: str) -> AsyncGenerator[EnginePiece, None]:
+    async def answer(
+        self, inputs: Mapping[str, object], request_id: str, max_seconds: float | None = None
+    ) -> AsyncGenerator[EnginePiece, None]:
         """The pieces of one answer; cancelled at the server when the iteration ends early.
+
+        Args:
+            inputs: Inputs of the model.
+            request_id: Name of the request.
+            max_seconds: When the answer ends as it is; None for any time.
 
         Raises:
             RefusalError: The server refused the request, is full, or failed.
@@ -75,6 +86,7 @@ class EngineClient:
                 "model_name": MODEL,
                 "inputs": grpc_inputs(inputs),
                 "request_id": request_id,
+                "timeout": None if max_seconds is None else max(1, round(max_seconds * MICROSECONDS)),
                 "enable_empty_final_response": True,
             }
 
@@ -101,11 +113,20 @@ class Answers:
         client: The way to the server.
         jobs: Inputs of every answer.
         request_id: Their common name.
+        max_seconds: When they end as they are; None for any time.
     """
 
-    def __init__(self, client: EngineClient, jobs: Sequence[Mapping[str, object]], request_id: str) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        jobs: Sequence[Mapping[str, object]],
+        request_id: str,
+        *,
+        max_seconds: float | None = None,
+    ) -> None:
         self._client = client
         self._jobs = jobs
+        self._max_seconds = max_seconds
         self._request_id = request_id
         self._queue: asyncio.Queue[Any] = asyncio.Queue(QUEUE_LENGTH)
         self._tasks: list[asyncio.Task[None]] = []
@@ -138,7 +159,7 @@ class Answers:
                 yield item
 
     async def _pump(self, index: int) -> None:
-        pieces = self._client.answer(self._jobs[index], f"{self._request_id}-{index}")
+        pieces = self._client.answer(self._jobs[index], f"{self._request_id}-{index}", self._max_seconds)
         try:
             # A generator that is left alone closes when it is collected, and the server would go on until then.
             async with contextlib.aclosing(pieces):
@@ -156,6 +177,19 @@ def _piece(piece: Mapping[str, Any]) -> EnginePiece:
         token_ids=tuple(token_ids),
         finish_reason=piece.get("finish_reason"),
         num_output_tokens=int(piece.get("num_output_tokens") or 0),
+        entries=_entries(piece),
+    )
+
+
+def _entries(piece: Mapping[str, Any]) -> tuple[TokenEntry, ...]:
+    token_ids, values = piece.get("output_ids", []), piece.get("output_log_probs")
+    if values is None:
+        return ()
+    top = list(zip(piece.get("top_token_ids", ()), piece.get("top_log_probs", ()), strict=True))
+    num_top = len(top) // max(1, len(token_ids))
+    return tuple(
+        TokenEntry(token_id=token_id, log_prob=value, top=tuple(top[index * num_top : (index + 1) * num_top]))
+        for index, (token_id, value) in enumerate(zip(token_ids, values, strict=True))
     )
 
 
@@ -172,6 +206,8 @@ def _translated(error: Exception) -> Exception:
 def _refusal(code: str, message: str) -> RefusalError:
     if code == "INVALID_ARGUMENT":
         return RefusalError(message, code="invalid_value")
+    if "time was up" in message:
+        return RefusalError(message, param="max_time", status=504, code="deadline_exceeded")
     if "are pending" in message:
         return too_many(message, FULL_RETRY_SECONDS)
     if code == "UNAVAILABLE":

@@ -17,6 +17,10 @@ Choices = Annotated[int, msgspec.Meta(ge=1, le=16)]
 StopWord = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 StopWords = Annotated[list[StopWord], msgspec.Meta(max_length=16)]
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=64)]
+TopLogProbs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31) + 1, le=2**31 - 1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -79,7 +83,11 @@ class Tool(Body, frozen=True, kw_only=True):
 
 
 class GenerationFields(Body, frozen=True, kw_only=True):
-    """What both kinds of requests share; the last row is ours."""
+    """What both kinds of requests share.
+
+    From `top_k` on the fields are those of other servers: vLLM's, and `max_time` of transformers and of Hugging Face's
+    inference API; `draft_tokens` is ours.
+    """
 
     model: str
     max_tokens: Count | None = None
@@ -97,6 +105,9 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     min_tokens: CountOrNone | None = None
     draft_tokens: CountOrNone | None = None
     ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    priority: Priority | None = None
+    max_time: Seconds | None = None
 
 
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
@@ -107,12 +118,15 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     reasoning_effort: Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogProbs | None = None
 
 
 class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     """The body of `/v1/completions`."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: TopLogProbs | None = None
 
 
 HARMLESS_FIELDS = frozenset(
@@ -135,13 +149,11 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
     "function_call": (None, "none"),
     "functions": (None, []),
     "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True),
     "prediction": (None,),
     "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
-    "top_logprobs": (None,),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }

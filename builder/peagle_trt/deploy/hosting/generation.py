@@ -7,7 +7,7 @@ from dataclasses import replace
 from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, RequestFields
+from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, InvalidRequestError, RequestFields
 from peagle_trt_repo.texts import encode_prompt
 
 SEED_RANGE = 2**64
@@ -52,11 +52,13 @@ def make_generation_request(
         deadline_seconds: When its time is up.
 
     Raises:
-        InvalidRequestError: Nothing is left to continue.
+        InvalidRequestError: Nothing is left to continue, or a token is none of the target's.
     """
     prompt_ids = fields.prompt_ids or tuple(
         encode_prompt(tokenizer, fields.prompt_text or "", applies_chat_template=fields.applies_chat_template)
     )
+    for name, ids in (("end_id", fields.end_ids or ()), ("stop_token_ids", fields.stop_token_ids)):
+        _check_ids(name, ids, manifest.target.vocab_size)
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=prompt_ids,
@@ -70,6 +72,11 @@ def make_generation_request(
         deadline_seconds=deadline_seconds,
         num_top_log_probs=fields.num_top_log_probs,
     )
+
+
+def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    if not 0 <= min(ids, default=0) <= max(ids, default=0) < vocab_size:
+        raise InvalidRequestError(f"`{name}` holds a token id outside 0..{vocab_size - 1}")
 
 
 def _draft_tokens(fields: RequestFields, default: DraftTokens) -> DraftTokens:
