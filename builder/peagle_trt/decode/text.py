@@ -92,6 +92,10 @@ class TextTokenizer:
         found = self._tokenizer.token_to_id(token)
         return None if found is None else int(found)
 
+    def to_json(self) -> str:
+        """The text of its `tokenizer.json`."""
+        return str(self._tokenizer.to_str())
+
     def token_bytes(self) -> TokenBytes:
         """What single tokens stand for."""
         return TokenBytes(self._tokenizer)

@@ -141,9 +141,7 @@ def test_a_stop_token_ends_the_answer(client: openai.OpenAI, loaded: LoadedBuild
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_an_answer_whose_time_is_up_is_cut_off_and_says_so(client: openai.OpenAI, is_streaming: bool) -> None:
     more = {"ignore_eos": True, "draft_tokens": 0, "max_time": 0.05}
-    answer: Any = client.chat.completions.create(
-        **{**GREEDY, "max_tokens": 900}, extra_body=more, stream=is_streaming
-    )
+    answer: Any = client.chat.completions.create(**{**GREEDY, "max_tokens": 900}, extra_body=more, stream=is_streaming)
     last = list(answer)[-1].choices[0] if is_streaming else answer.choices[0]
     assert (last.finish_reason, last.stop_reason) == ("length", "deadline")
 

@@ -1,4 +1,4 @@
-"""Log probabilities, several answers, end tokens and time limits from a real server, against the build in this process."""
+"""Log probabilities, several answers, end tokens and time limits from a real server, against the build itself."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_streamed_answers_say_whose_piece_it_is(served: Served, model: str) -> N
 
 @MODELS
 def test_beams_are_refused_with_what_there_is_instead(served: Served, model: str) -> None:
-    with pytest.raises(RequestError, match="`beam_width` is not supported.*`num_return_sequences`"):
+    with pytest.raises(RequestError, match=r"`beam_width` is not supported.*`num_return_sequences`"):
         served.http.generate({**ASK, "beam_width": 2}, model=model)
 
 
@@ -124,7 +124,7 @@ def test_a_time_limit_that_is_no_number_is_refused(served: Served) -> None:
         served.http.generate({**ASK, "timeout": "soon"})
 
 
-def test_log_probabilities_of_sampled_answers_do_not_depend_on_the_sampling(served: Served, loaded: LoadedBuild) -> None:
+def test_log_probabilities_do_not_depend_on_the_sampling(served: Served, loaded: LoadedBuild) -> None:
     sampling = SamplingSettings(temperature=1.5, seed=5)
     wanted = expected(loaded, sampling=sampling, num_top_log_probs=0, end_ids=())
     answer = served.http.generate({**SAMPLED, "max_tokens": 48, "return_log_probs": True})
