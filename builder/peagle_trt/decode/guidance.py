@@ -23,9 +23,11 @@ GUIDE_KINDS: tuple[str, ...] = get_args(GuideKind)
 ANY_OBJECT = '{"type": "object"}'
 MAX_GUIDE_BYTES = 64 * 1024
 """A longer grammar is more likely a fault than a schema; compiling one takes a thread of the server."""
+COMPILE_FUEL = 200_000
+"""What a grammar may cost to compile, in llguidance's unit; a fifth of its default, half a second at worst here."""
 MAX_KEPT = 32
 """Compiled grammars that are kept: clients send the same schema again and again."""
-WHITESPACE = r"[ \n]{0,2}"
+WHITESPACE = r"[ \n\t]{0,16}"
 """Between the parts of a JSON text. Without a limit a model may write spaces to the end of its answer."""
 
 
@@ -80,12 +82,14 @@ class GuideCompiler:
                 self._tokenizer.to_json(), n_vocab=self._vocab_size, eos_token=list(self._end_ids) or None
             )
         try:
-            matcher = library.LLMatcher(self._native, _grammar(library, settings), log_level=0)
+            limits = library.LLParserLimits(initial_lexer_fuel=COMPILE_FUEL, verbose_errors=False)
+            matcher = library.LLMatcher(self._native, _grammar(library, settings), log_level=0, limits=limits)
         except ValueError as error:
             raise RequestError(f"`{field}` is no {settings.kind}: {_first_line(str(error))}") from error
         if matcher.is_error():
             raise RequestError(f"`{field}` is no {settings.kind} that can be followed: {_short(matcher.get_error())}")
         guide = TokenGuide(matcher, self._vocab_size, self._end_ids)
+        _require_an_answer(guide, field)
         self._kept[settings] = guide
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
@@ -124,6 +128,7 @@ class TokenWalk:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._end_ids = list(end_ids)
+        self._allowed_V: NDArray[np.bool_] | None = None
 
     @property
     def may_end(self) -> bool:
@@ -133,29 +138,42 @@ class TokenWalk:
     @property
     def is_complete(self) -> bool:
         """See `GuideWalk`."""
-        return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
+        # The matcher does not always see at once that nothing can follow.
+        return self.may_end and (bool(self._matcher.is_stopped()) or not self.allowed().any())
 
     def allowed(self) -> NDArray[np.bool_]:
         """See `GuideWalk`."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._require_sane()
-        allowed_V = np.unpackbits(mask, count=self._vocab_size, bitorder="little").astype(np.bool_)
-        allowed_V[self._end_ids] = False
-        return allowed_V
+        if self._allowed_V is None:
+            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            self._require_sane()
+            self._allowed_V = np.unpackbits(mask, count=self._vocab_size, bitorder="little").astype(np.bool_)
+            self._allowed_V[self._end_ids] = False
+        return self._allowed_V.copy()
 
     def take(self, token_id: int) -> None:
         """See `GuideWalk`."""
+        self._allowed_V = None
         self._matcher.consume_token(token_id)
         self._require_sane()
 
     def undo(self, count: int) -> None:
         """See `GuideWalk`."""
+        self._allowed_V = None
         self._matcher.rollback(count)
         self._require_sane()
 
     def _require_sane(self) -> None:
         if self._matcher.is_error():
             raise RequestError(f"the grammar cannot be followed any further: {_short(self._matcher.get_error())}")
+
+
+def _require_an_answer(guide: TokenGuide, field: str) -> None:
+    try:
+        allowed_V = guide.start().allowed()
+    except RequestError as error:
+        raise RequestError(f"`{field}`: {error.message}") from error
+    if not allowed_V.any():
+        raise RequestError(f"`{field}` leaves no answer, or the empty one alone")
 
 
 def _library(field: str) -> Any:
@@ -178,7 +196,7 @@ def _grammar(library: Any, settings: GuideSettings) -> str:
     kind, text = settings.kind, settings.text
     if kind in ("json", "json_schema"):
         schema = text or ANY_OBJECT
-        if not isinstance(json.loads(schema), dict | bool):
+        if not isinstance(json.loads(schema), dict):
             raise ValueError("a schema is an object")
         options = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
         return str(library.LLMatcher.grammar_from_json_schema(schema, overrides=options))

@@ -5,15 +5,22 @@ Letters: V vocabulary of the target, D draft vocabulary, M candidates of a slot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.errors import RequestError
+
 
 class GuideWalk(Protocol):
-    """Where one answer stands in its grammar."""
+    """Where one answer stands in its grammar.
+
+    All of it raises RequestError where the grammar turns out to need more than its limits allow, and does so again
+    whenever it is asked after that.
+    """
 
     @property
     def may_end(self) -> bool:
@@ -79,23 +86,35 @@ class GuideBars:
 
     def allowed_draft(self) -> NDArray[np.bool_] | None:
         """[V] what the next draft may be; None where no draft makes sense any more."""
-        if self._is_blocked or self._walk.is_complete:
-            return None
-        return self.allowed()
+        with self._blocked_by_faults():
+            if not self._is_blocked and not self._walk.is_complete:
+                return self.allowed()
+        return None
 
     def append_draft(self, token_id: int | None) -> None:
         """Go on with a draft; None where the drafter had nothing to say, so that no draft can follow."""
         if token_id is None or token_id in self._end_ids:
             self._is_blocked = True
             return
-        self._walk.take(token_id)
-        self._num_ahead += 1
+        with self._blocked_by_faults():
+            self._walk.take(token_id)
+            self._num_ahead += 1
 
     def undo_drafts(self) -> None:
         """Return from the drafts to the answer: the target has not seen them yet."""
-        if self._num_ahead:
-            self._walk.undo(self._num_ahead)
+        with self._blocked_by_faults():
+            if self._num_ahead:
+                self._walk.undo(self._num_ahead)
         self._num_ahead, self._is_blocked = 0, False
+
+    @contextlib.contextmanager
+    def _blocked_by_faults(self) -> Iterator[None]:
+        # A grammar that can be followed no further must not stop a draft pass of other answers; its own answer hears
+        # of it at the next verify step, because a walk never recovers.
+        try:
+            yield
+        except RequestError:
+            self._is_blocked = True
 
 
 def only_token(allowed_V: NDArray[np.bool_]) -> int | None:

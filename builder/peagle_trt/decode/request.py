@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from peagle_trt.decode.guide import Guide
+
 DraftTokens = int | Literal["auto"] | None
 """K of a request: see `GenerationRequest.draft_tokens`."""
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
@@ -76,6 +78,7 @@ class GenerationRequest:
         samples_drafts: Draw drafts from the drafter's distribution (probabilistic) instead of taking its argmax.
         num_top_log_probs: 0 for log probabilities of the answer's tokens, n for those of the n likeliest tokens in
             every place too; None for neither.
+        guide: A grammar that the answer follows; None lets it be anything.
     """
 
     request_id: str
@@ -89,6 +92,7 @@ class GenerationRequest:
     deadline_seconds: float | None = None
     samples_drafts: bool = False
     num_top_log_probs: int | None = None
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
