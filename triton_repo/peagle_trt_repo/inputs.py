@@ -39,6 +39,11 @@ AUTO_DRAFT_TOKENS = -1
 MAX_SEQUENCES = 16
 """Answers to one request; each is a request of its own to the engine."""
 
+GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+ANY_JSON = "json"
+GUIDE_TYPES = (ANY_JSON, "json_schema", "regex", "ebnf_grammar", "choice")
+"""Source: TensorRT-LLM's guide types, less `structural_tag`; `choice`, a JSON list of texts, is ours."""
+
 TIMEOUT = "timeout"
 MICROSECONDS = 1_000_000
 
@@ -77,6 +82,8 @@ class RequestFields:
         num_sequences: Answers, each from a seed of its own.
         num_top_log_probs: 0 for log probabilities of the tokens, n for those of the n likeliest too; None for none.
         priority: The lowest goes first.
+        guide_type: Kind of the grammar that the answer follows; empty for none.
+        guide: The grammar; empty for the kind that needs none.
     """
 
     prompt_text: str | None
@@ -103,6 +110,8 @@ class RequestFields:
     num_sequences: int
     num_top_log_probs: int | None
     priority: int
+    guide_type: str
+    guide: str
 
 
 def read_fields(arrays: Arrays) -> RequestFields:
@@ -122,6 +131,7 @@ def read_fields(arrays: Arrays) -> RequestFields:
     if not text and not ids:
         raise InvalidRequestError("`text_input` is missing (or `input_ids`)")
     top_k, top_p = _top_k(arrays), _top_p(arrays)
+    guide_type, guide = _guide(arrays)
     return RequestFields(
         prompt_text=text[0] if text else None,
         prompt_ids=ids or None,
@@ -147,6 +157,8 @@ def read_fields(arrays: Arrays) -> RequestFields:
         num_sequences=_num_sequences(arrays),
         num_top_log_probs=_num_top_log_probs(arrays),
         priority=_integer(arrays, "priority", -(2**31)) or 0,
+        guide_type=guide_type,
+        guide=guide,
     )
 
 
@@ -230,6 +242,17 @@ def _end_ids(arrays: Arrays) -> tuple[int, ...] | None:
     if not ids:
         return None
     return () if ids == (NO_END_ID,) else ids
+
+
+def _guide(arrays: Arrays) -> tuple[str, str]:
+    kind, text = ("".join(_texts(arrays, name)) for name in (GUIDE_TYPE, GUIDE))
+    if kind and kind not in GUIDE_TYPES:
+        raise InvalidRequestError(f"`{GUIDE_TYPE}` is `{kind[:100]}`, expected one of {', '.join(GUIDE_TYPES)}")
+    if kind and not text and kind != ANY_JSON:
+        raise InvalidRequestError(f"`{GUIDE}` is missing; `{GUIDE_TYPE}` is `{kind}`")
+    if text and (not kind or kind == ANY_JSON):
+        raise InvalidRequestError(f"`{GUIDE}` means nothing with the `{GUIDE_TYPE}` `{kind}`")
+    return kind, text
 
 
 def _num_sequences(arrays: Arrays) -> int:

@@ -61,6 +61,8 @@ SETTING_INPUTS = (
     TensorField("return_perf_metrics", "BOOL"),
     TensorField("return_log_probs", "BOOL"),
     TensorField("num_return_sequences", "INT32"),
+    TensorField("guided_decoding_guide_type", "STRING"),
+    TensorField("guided_decoding_guide", "STRING"),
 )
 
 REFUSED_INPUTS = (
@@ -75,8 +77,6 @@ REFUSED_INPUTS = (
     TensorField("lora_task_id", "UINT64"),
     TensorField("lora_weights", "FP16", (-1, -1)),
     TensorField("lora_config", "INT32", (-1, 3)),
-    TensorField("guided_decoding_guide_type", "STRING"),
-    TensorField("guided_decoding_guide", "STRING"),
 )
 """Declared so that a client reads why it is refused; the harmless values are in `HARMLESS_VALUES`."""
 
@@ -89,8 +89,6 @@ HARMLESS_VALUES: dict[str, tuple[bytes | float, ...]] = {
     "prompt_table_extra_id": (0,),
     "prompt_vocab_size": (0,),
     "lora_task_id": (0,),
-    "guided_decoding_guide_type": (b"",),
-    "guided_decoding_guide": (b"",),
 }
 """Values that ask for nothing; clients in the wild send them as fillers."""
 

@@ -82,6 +82,32 @@ class Tool(Body, frozen=True, kw_only=True):
     type: Literal["function"]
 
 
+class JsonSchemaFormat(Body, frozen=True, kw_only=True):
+    """A schema and its name; it is followed whether or not `strict` asks for that."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body, frozen=True, kw_only=True):
+    """What an answer looks like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body, frozen=True, kw_only=True):
+    """What an answer follows, in vLLM's words; one of them."""
+
+    json: str | dict[str, Any] | None = None
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class GenerationFields(Body, frozen=True, kw_only=True):
     """What both kinds of requests share.
 
@@ -108,6 +134,8 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     stop_token_ids: TokenIds | None = None
     priority: Priority | None = None
     max_time: Seconds | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
@@ -152,7 +180,6 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True),
     "prediction": (None,),
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),

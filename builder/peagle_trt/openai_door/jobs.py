@@ -9,6 +9,7 @@ from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.errors import RequestError
 from peagle_trt.openai_door.dialects import Dialect
 from peagle_trt.openai_door.fields import ChatFields, CompletionFields, GenerationFields
+from peagle_trt.openai_door.guides import read_guide
 from peagle_trt.openai_door.refusals import RefusalError, invalid, unsupported
 from peagle_trt.spec import EngineManifest
 
@@ -30,12 +31,14 @@ class Work:
         num_prompt_tokens: Tokens of all prompts, each counted once.
         max_seconds: When the answers end as they are; None for any time.
         has_log_probs: Whether they come with log probabilities.
+        guide_field: The field that asked for a grammar, or None.
     """
 
     jobs: tuple[dict[str, object], ...]
     num_prompt_tokens: int
     max_seconds: float | None = None
     has_log_probs: bool = False
+    guide_field: str | None = None
 
 
 class JobMaker:
@@ -65,6 +68,9 @@ class JobMaker:
         self._check(fields)
         if fields.stop and not self._passes_stop_words:
             raise unsupported("stop", "would cut this model's reasoning; leave it out")
+        guide = read_guide(fields)
+        if guide is not None and not self._passes_stop_words:
+            raise unsupported(guide.field, "would hold this model's reasoning to the same form; leave it out")
         limit = _chat_limit(fields)
         prompt_ids = self._dialect.prompt_ids(fields)
         if fields.top_logprobs is not None and not fields.logprobs:
@@ -124,6 +130,8 @@ class JobMaker:
         if num_choices * len(prompts) > MAX_CHOICES:
             raise invalid("n", f"asks for {num_choices * len(prompts)} answers in one request; at most {MAX_CHOICES}")
         settings = _settings(fields) | ({} if num_top is None else {"num_top_log_probs": num_top})
+        guide = read_guide(fields)
+        settings |= {} if guide is None else guide.inputs()
         jobs: list[dict[str, object]] = []
         for prompt_ids in prompts:
             max_tokens = self._max_tokens(prompt_ids, limit, param)
@@ -135,6 +143,7 @@ class JobMaker:
             num_prompt_tokens=sum(map(len, prompts)),
             max_seconds=fields.max_time,
             has_log_probs=num_top is not None,
+            guide_field=None if guide is None else guide.field,
         )
 
     def _max_tokens(self, prompt_ids: list[int], limit: int | None, param: str) -> int:

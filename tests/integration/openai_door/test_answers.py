@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -146,11 +147,53 @@ def test_an_answer_whose_time_is_up_is_cut_off_and_says_so(client: openai.OpenAI
     assert (last.finish_reason, last.stop_reason) == ("length", "deadline")
 
 
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"count": {"type": "integer", "minimum": 0, "maximum": 99}, "fruit": {"enum": ["apple", "pear"]}},
+    "required": ["count", "fruit"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_schema_is_followed(client: openai.OpenAI, is_streaming: bool) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": SCHEMA}}
+    ask = {**GREEDY, "max_tokens": 100, "response_format": form}
+    answer: Any = client.chat.completions.create(**ask, stream=is_streaming)
+    text = answer.choices[0].message.content if not is_streaming else ""
+    text = "".join(piece.choices[0].delta.content or "" for piece in answer) if is_streaming else text
+    found = json.loads(text)
+    assert isinstance(found["count"], int) and found["fruit"] in ("apple", "pear")
+
+
+def test_drafts_do_not_change_an_answer_that_follows_a_schema(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": SCHEMA}}
+    texts = [
+        client.chat.completions.create(**GREEDY, response_format=form, extra_body={"draft_tokens": count})
+        .choices[0]
+        .message.content
+        for count in (0, 5)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_an_answer_is_one_of_the_choices(client: openai.OpenAI) -> None:
+    more = {"structured_outputs": {"choice": ["seven", "eight"]}}
+    answer = client.completions.create(model="tiny", prompt=PROMPT, temperature=0, extra_body=more)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) in [("seven", "stop"), ("eight", "stop")]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "likeliest tokens of nothing": ({"top_logprobs": 2}, "top_logprobs"),
     "a stop token of another model": ({"extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
     "no time at all": ({"extra_body": {"max_time": 0}}, "max_time"),
-    "a schema": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "a schema that is none": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "lamp"}}}},
+        "response_format.json_schema.schema",
+    ),
+    "a format without its schema": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    "a pattern that is none": ({"extra_body": {"structured_outputs": {"regex": "[a"}}}, "structured_outputs.regex"),
+    "two grammars": ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs"),
     "a forced tool": ({"tool_choice": "required"}, "tool_choice"),
     "a misspelt field": ({"extra_body": {"temprature": 1}}, "temprature"),
     "too hot": ({"temperature": 3.0}, "temperature"),

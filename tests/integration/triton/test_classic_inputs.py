@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -130,3 +132,35 @@ def test_log_probabilities_do_not_depend_on_the_sampling(served: Served, loaded:
     answer = served.http.generate({**SAMPLED, "max_tokens": 48, "return_log_probs": True})
     assert tuple(answer["output_ids"]) == wanted.token_ids
     np.testing.assert_allclose(answer["output_log_probs"], [entry.log_prob for entry in wanted.log_probs], atol=1e-4)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"count": {"type": "integer", "minimum": 0, "maximum": 99}, "fruit": {"enum": ["apple", "pear"]}},
+    "required": ["count", "fruit"],
+    "additionalProperties": False,
+}
+GUIDES = {
+    "schema": ("json_schema", json.dumps(SCHEMA), r"\{\s*\"count\".*\"(apple|pear)\"\s*\}"),
+    "regex": ("regex", "[0-9]{2}/[0-9]{2}", "[0-9]{2}/[0-9]{2}"),
+    "choice": ("choice", '["seven", "eight"]', "seven|eight"),
+    "grammar": ("ebnf_grammar", 'root ::= "<" [a-c]{3} ">"', "<[a-c]{3}>"),
+}
+
+
+@MODELS
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_grammar_is_followed_and_drafts_change_nothing(served: Served, name: str, model: str) -> None:
+    kind, text, pattern = GUIDES[name]
+    ask = {**ASK, "max_tokens": 100, "guided_decoding_guide_type": kind, "guided_decoding_guide": text}
+    fast, plain = (served.http.generate({**ask, "draft_tokens": count}, model=model) for count in (5, 0))
+    assert re.fullmatch(pattern, fast["text_output"], re.DOTALL)
+    assert fast["text_output"] == plain["text_output"]
+    assert fast["finish_reason"] == "stop"
+
+
+@MODELS
+def test_a_bad_grammar_is_refused_by_name(served: Served, model: str) -> None:
+    ask = {**ASK, "guided_decoding_guide_type": "regex", "guided_decoding_guide": "[a"}
+    with pytest.raises(RequestError, match="`guided_decoding_guide` is no regex"):
+        served.http.generate(ask, model=model)

@@ -413,6 +413,20 @@ def test_stop_tokens_come_beside_the_models_own(host: EngineHost, driver: Driver
     assert driver.last.end_ids == (2, 9)
 
 
+def test_a_grammar_reaches_the_engine(host: EngineHost, driver: Driver) -> None:
+    guide = {"guided_decoding_guide_type": b"choice", "guided_decoding_guide": b'["a"]'}
+    ask(host, **{name: shaped([text], "STRING") for name, text in guide.items()})
+    assert driver.last.guide is not None
+    assert np.flatnonzero(driver.last.guide.start().allowed()).tolist() == byte_tokenizer().encode("a").ids
+
+
+def test_a_bad_grammar_is_the_clients_fault_by_name(host: EngineHost, driver: Driver) -> None:
+    guide = {"guided_decoding_guide_type": b"regex", "guided_decoding_guide": b"[a"}
+    response, _ = wait(ask(host, **{name: shaped([text], "STRING") for name, text in guide.items()}))[0]
+    assert (response.error.code, driver.requests) == ("invalid", {})
+    assert "`guided_decoding_guide`" in str(response.error)
+
+
 class Counter:
     def __init__(self) -> None:
         self.increments: list[float] = []

@@ -104,8 +104,6 @@ ASKING = {
     "lora_task_id": 1,
     "lora_weights": 0.0,
     "lora_config": [0, 0, 0],
-    "guided_decoding_guide_type": b"json",
-    "guided_decoding_guide": b"{}",
 }
 
 
@@ -179,3 +177,31 @@ def test_a_time_limit_that_is_none_is_named(sent: object) -> None:
 def test_a_name_of_another_classic_model_leads_to_ours(other: str, ours: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"`{other}`.*did you mean `{ours}`"):
         refuse_unknown_parameters({other: 1})
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ({}, ("", "")),
+        ({"guided_decoding_guide_type": b"", "guided_decoding_guide": b""}, ("", "")),
+        ({"guided_decoding_guide_type": b"json"}, ("json", "")),
+        ({"guided_decoding_guide_type": b"regex", "guided_decoding_guide": b"a+"}, ("regex", "a+")),
+    ],
+)
+def test_a_grammar_comes_under_its_classic_names(sent: dict[str, object], read: tuple[str, str]) -> None:
+    fields = read_fields(arrays(text_input=b"a", max_tokens=1, **sent))
+    assert (fields.guide_type, fields.guide) == read
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"guided_decoding_guide_type": b"structural_tag"}, "`guided_decoding_guide_type` is `structural_tag`"),
+        ({"guided_decoding_guide_type": b"regex"}, "`guided_decoding_guide` is missing"),
+        ({"guided_decoding_guide": b"a+"}, "`guided_decoding_guide` means nothing"),
+        ({"guided_decoding_guide_type": b"json", "guided_decoding_guide": b"{}"}, "`guided_decoding_guide` means"),
+    ],
+)
+def test_half_a_grammar_is_named(sent: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        read_fields(arrays(text_input=b"a", max_tokens=1, **sent))

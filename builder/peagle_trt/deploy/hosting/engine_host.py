@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from peagle_trt.decode.guidance import GuideCompiler
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.deploy.hosting.answer import Answer, Part, Reply
@@ -80,6 +81,7 @@ class EngineHost:
         self._manifest = manifest
         self._tokenizer = tokenizer
         self._settings = settings
+        self._guides = GuideCompiler(tokenizer, manifest.target.vocab_size, manifest.target.eos_token_ids)
         self._counters = counters
         self._replies: dict[str, Reply] = {}
         self._lock = threading.Lock()
@@ -110,6 +112,7 @@ class EngineHost:
             fields,
             tokenizer=self._tokenizer,
             manifest=self._manifest,
+            guides=self._guides,
             default_draft_tokens="auto" if self._settings.default_draft_tokens == "auto" else None,
             deadline_seconds=deadline_seconds,
         )

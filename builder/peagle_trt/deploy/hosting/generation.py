@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
+from peagle_trt.decode.guidance import GuideCompiler, GuideKind, GuideSettings
+from peagle_trt.decode.guide import Guide
 from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, InvalidRequestError, RequestFields
+from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, GUIDE, InvalidRequestError, RequestFields
 from peagle_trt_repo.texts import encode_prompt
 
 SEED_RANGE = 2**64
@@ -38,6 +41,7 @@ def make_generation_request(
     *,
     tokenizer: TextTokenizer,
     manifest: EngineManifest,
+    guides: GuideCompiler,
     default_draft_tokens: DraftTokens,
     deadline_seconds: float | None = None,
 ) -> GenerationRequest:
@@ -48,11 +52,13 @@ def make_generation_request(
         fields: What the client sent.
         tokenizer: The build's.
         manifest: The build's.
+        guides: For its tokenizer.
         default_draft_tokens: K where the client does not say.
         deadline_seconds: When its time is up.
 
     Raises:
         InvalidRequestError: Nothing is left to continue, or a token is none of the target's.
+        RequestError: The grammar is none.
     """
     prompt_ids = fields.prompt_ids or tuple(
         encode_prompt(tokenizer, fields.prompt_text or "", applies_chat_template=fields.applies_chat_template)
@@ -71,12 +77,19 @@ def make_generation_request(
         priority=-fields.priority,
         deadline_seconds=deadline_seconds,
         num_top_log_probs=fields.num_top_log_probs,
+        guide=_guide(fields, guides),
     )
 
 
 def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
     if not 0 <= min(ids, default=0) <= max(ids, default=0) < vocab_size:
         raise InvalidRequestError(f"`{name}` holds a token id outside 0..{vocab_size - 1}")
+
+
+def _guide(fields: RequestFields, guides: GuideCompiler) -> Guide | None:
+    if not fields.guide_type:
+        return None
+    return guides.compile(GuideSettings(kind=cast(GuideKind, fields.guide_type), text=fields.guide), field=GUIDE)
 
 
 def _draft_tokens(fields: RequestFields, default: DraftTokens) -> DraftTokens:
