@@ -28,8 +28,8 @@ COMPILE_FUEL = 200_000
 MAX_KEPT = 32
 """Compiled grammars that are kept: clients send the same schema again and again."""
 WHITESPACE = r"( |\n {0,12})?"
-"""Between the parts of a JSON text: a space, or a new line and what six levels are indented by. Without a limit a model may
-write spaces to the end of its answer, and a small one does."""
+"""Between the parts of a JSON text: a space, or a new line and what six levels are indented by. Without a limit a model
+may write spaces to the end of its answer, and a small one does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
