@@ -15,8 +15,13 @@ from peagle_trt_repo.tensors import HARMLESS_VALUES, OTHER_NAMES, PEAGLE_INPUTS,
 Arrays = Mapping[str, NDArray[np.generic]]
 
 
+ERROR_CODES = "peagle_error_codes"
+"""A parameter of the request: every error begins with its code, as `INVALID_ARG: ...`. Over a gRPC stream an error is
+text alone, and the header that would bring its code crashes the server in time (see `openai_door/engine_stream.py`)."""
+
 PROTOCOL_PARAMETERS = frozenset(
     {
+        ERROR_CODES,
         "id",
         "priority",
         "timeout",

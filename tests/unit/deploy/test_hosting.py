@@ -427,6 +427,17 @@ def test_a_bad_grammar_is_the_clients_fault_by_name(host: EngineHost, driver: Dr
     assert "`guided_decoding_guide`" in str(response.error)
 
 
+def test_errors_say_their_code_to_those_who_ask(host: EngineHost, driver: Driver) -> None:
+    sent = {"text_input": shaped([b"hi"], "STRING"), "max_tokens": shaped([6], "INT32")}
+    for more, start in (({"top_p": shaped([2.0], "FP32")}, "INVALID_ARG: `top_p`"), ({}, "INTERNAL: out of")):
+        request = Request(**sent, **more)
+        request.parameters = lambda: '{"peagle_error_codes": true}'  # type: ignore[method-assign]
+        host.accept(request)
+        if not more:
+            driver.emit("", finish_reason="error", error="out of memory", metrics=METRICS)
+        assert str(wait(request.sender)[0][0].error).startswith(start)
+
+
 class Counter:
     def __init__(self) -> None:
         self.increments: list[float] = []

@@ -62,6 +62,7 @@ class Reply:
         is_streaming: One response a chunk; otherwise one for everything.
         returns_text_bytes: Every response says how long its text is.
         num_top_log_probs: 0 for log probabilities of the tokens, n for those of the n likeliest too; None for none.
+        names_error_codes: An error says its code.
         on_finish: Called with the last chunk of every answer, after what was sent of it.
         parts: The answers, in order.
         is_closed: Whether the client has its last response, answers still running or not.
@@ -71,6 +72,7 @@ class Reply:
     is_streaming: bool
     returns_text_bytes: bool
     num_top_log_probs: int | None = None
+    names_error_codes: bool = False
     on_finish: Callable[[GenerationChunk], None]
     parts: list[Part]
     is_closed: bool = False
@@ -94,7 +96,7 @@ class Reply:
         is_last = failure is not None or all(part.last is not None for part in self.parts)
         self.is_closed = is_last
         if failure is not None:
-            send_error(self.sender, *failure)
+            send_error(self.sender, *failure, names_code=self.names_error_codes)
         elif self.is_streaming:
             send_arrays(self.sender, self._piece(index) | metric_arrays(answer_metrics([chunk])), is_last=is_last)
         elif is_last:

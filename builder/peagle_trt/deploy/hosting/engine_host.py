@@ -11,15 +11,17 @@ from typing import Protocol
 
 from peagle_trt.decode.guidance import GuideCompiler
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest
+from peagle_trt.decode.several import sequence_requests
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.deploy.hosting.answer import Answer, Part, Reply
 from peagle_trt.deploy.hosting.counters import ServingCounters
-from peagle_trt.deploy.hosting.generation import make_generation_request, sequence_requests
+from peagle_trt.deploy.hosting.generation import make_generation_request
 from peagle_trt.deploy.hosting.response_writer import ResponseWriter
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.errors import RequestError
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo.inputs import (
+    ERROR_CODES,
     InvalidRequestError,
     RequestFields,
     read_deadline,
@@ -91,21 +93,23 @@ class EngineHost:
 
     def accept(self, request: InferenceRequest) -> None:
         """Takes one request; its answer, or the reason for none, goes to its sender."""
-        sender = request.get_response_sender()
+        sender, parameters = request.get_response_sender(), request_parameters(request)
+        names_codes = bool(parameters.get(ERROR_CODES))
         try:
-            parameters = request_parameters(request)
             refuse_unknown_parameters(parameters)
             deadline = read_deadline(parameters, request.timeout())
-            self._submit(read_fields(request_arrays(request)), sender, deadline)
+            self._submit(read_fields(request_arrays(request)), sender, deadline, names_codes)
         except (InvalidRequestError, RequestError) as error:
-            send_error(sender, "INVALID_ARG", str(error))
+            send_error(sender, "INVALID_ARG", str(error), names_code=names_codes)
 
     def close(self) -> None:
         """Stops the engine and everything around it."""
         self._driver.close()
         self._writer.close()
 
-    def _submit(self, fields: RequestFields, sender: ResponseSender, deadline_seconds: float | None) -> None:
+    def _submit(
+        self, fields: RequestFields, sender: ResponseSender, deadline_seconds: float | None, names_codes: bool
+    ) -> None:
         request_id = f"r{next(self._request_numbers)}"
         request = make_generation_request(
             request_id,
@@ -121,6 +125,7 @@ class EngineHost:
             is_streaming=fields.is_streaming,
             returns_text_bytes=fields.returns_text_bytes,
             num_top_log_probs=fields.num_top_log_probs,
+            names_error_codes=names_codes,
             on_finish=self._finish,
             parts=[Part() for _ in range(fields.num_sequences)],
         )
@@ -136,7 +141,8 @@ class EngineHost:
             if not is_full:
                 self._replies |= dict.fromkeys([request.request_id for request in requests], reply)
         if is_full:
-            send_error(reply.sender, "UNAVAILABLE", f"{self._settings.max_pending_requests} requests are pending")
+            message = f"{self._settings.max_pending_requests} requests are pending"
+            send_error(reply.sender, "UNAVAILABLE", message, names_code=reply.names_error_codes)
             return
         for index, request in enumerate(requests):
             self._hand_over(request, Answer(reply, index))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import cast
 
 from peagle_trt.decode.guidance import GuideCompiler, GuideKind, GuideSettings
@@ -12,27 +11,6 @@ from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, GUIDE, InvalidRequestError, RequestFields
 from peagle_trt_repo.texts import encode_prompt
-
-SEED_RANGE = 2**64
-
-
-def sequence_requests(request: GenerationRequest, count: int) -> list[GenerationRequest]:
-    """As many requests for one prompt as it wants answers, each with its own id and seed.
-
-    Answer i has the seed that a request for one answer would have with `seed + i`. Every one of them reads the prompt;
-    where prefixes are reused, from a slot that holds its start.
-    """
-    if count == 1:
-        return [request]
-    seed = request.sampling.seed
-    return [
-        replace(
-            request,
-            request_id=f"{request.request_id}.{index}",
-            sampling=replace(request.sampling, seed=None if seed is None else (seed + index) % SEED_RANGE),
-        )
-        for index in range(count)
-    ]
 
 
 def make_generation_request(
