@@ -79,6 +79,7 @@ class RequestFields:
         stop_words: Texts that end the answer.
         bad_words: Texts that the answer must not hold.
         bias_words: Texts and what is added to the logits of each of their tokens.
+        token_biases: Tokens and what is added to the logits of each.
         excludes_prompt: The answer alone, without the prompt before it; None takes the repository's default.
         draft_tokens: K; 0 decodes without speculation; `AUTO_DRAFT_TOKENS` has it chosen at every step; None takes the
             repository's default.
@@ -108,6 +109,7 @@ class RequestFields:
     stop_words: tuple[str, ...]
     bad_words: tuple[str, ...]
     bias_words: tuple[tuple[str, float], ...]
+    token_biases: tuple[tuple[int, float], ...]
     excludes_prompt: bool | None
     draft_tokens: int | None
     applies_chat_template: bool
@@ -155,6 +157,7 @@ def read_fields(arrays: Arrays) -> RequestFields:
         stop_words=tuple(word for word in _texts(arrays, "stop_words") if word),
         bad_words=tuple(word for word in _texts(arrays, "bad_words") if word),
         bias_words=_bias_words(arrays),
+        token_biases=_token_biases(arrays),
         excludes_prompt=_flag(arrays, "exclude_input_in_output"),
         draft_tokens=_integer(arrays, "draft_tokens", AUTO_DRAFT_TOKENS),
         applies_chat_template=_flag(arrays, "apply_chat_template") or False,
@@ -274,12 +277,25 @@ def _num_top_log_probs(arrays: Arrays) -> int | None:
 
 def _bias_words(arrays: Arrays) -> tuple[tuple[str, float], ...]:
     words, name = _texts(arrays, "embedding_bias_words"), "embedding_bias_weights"
-    weights = [float(value) for value in arrays[name].reshape(-1).tolist()] if name in arrays else []
+    weights = _finite(arrays, name)
     if len(words) != len(weights) and any(words) | any(weights):
         raise InvalidRequestError(f"`{name}` holds {len(weights)} values, and `embedding_bias_words` {len(words)}")
-    if not all(math.isfinite(weight) for weight in weights):
-        raise InvalidRequestError(f"`{name}` holds a value that is not finite")
     return tuple((word, weight) for word, weight in zip(words, weights, strict=False) if word and weight)
+
+
+def _token_biases(arrays: Arrays) -> tuple[tuple[int, float], ...]:
+    ids, name = _integers(arrays, "logit_bias_ids"), "logit_bias_values"
+    values = _finite(arrays, name)
+    if len(ids) != len(values):
+        raise InvalidRequestError(f"`{name}` holds {len(values)} values, and `logit_bias_ids` {len(ids)}")
+    return tuple(zip(ids, values, strict=True))
+
+
+def _finite(arrays: Arrays, name: str) -> list[float]:
+    values = [float(value) for value in arrays[name].reshape(-1).tolist()] if name in arrays else []
+    if not all(math.isfinite(value) for value in values):
+        raise InvalidRequestError(f"`{name}` holds a value that is not finite")
+    return values
 
 
 def _top_k(arrays: Arrays) -> int:

@@ -125,6 +125,9 @@ OWN_INPUTS = (
     TensorField("stop_token_ids", "INT32", (-1,)),
     # Likeliest tokens in every place; raises `return_log_probs`.
     TensorField("num_top_log_probs", "INT32"),
+    # Tokens, and what is added to the logits of each; beside the biases by words.
+    TensorField("logit_bias_ids", "INT32", (-1,)),
+    TensorField("logit_bias_values", "FP32", (-1,)),
     # The lowest goes first, 0 by default. Triton does not show the priority of its own protocol to a model.
     TensorField("priority", "INT32"),
 )

@@ -17,7 +17,10 @@ Choices = Annotated[int, msgspec.Meta(ge=1, le=16)]
 StopWord = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 StopWords = Annotated[list[StopWord], msgspec.Meta(max_length=16)]
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+TokenKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")]
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=64)]
+Bias = Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]
+LogitBias = Annotated[dict[TokenKey, Bias], msgspec.Meta(max_length=1024)]
 TopLogProbs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31) + 1, le=2**31 - 1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)]
@@ -122,6 +125,7 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     n: Choices | None = None
     stop: StopWord | StopWords | None = None
     seed: Seed | None = None
+    logit_bias: LogitBias | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     stream: bool | None = None
@@ -176,7 +180,6 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
     "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True),
     "prediction": (None,),

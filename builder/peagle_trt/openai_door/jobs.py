@@ -103,8 +103,10 @@ class JobMaker:
         if fields.draft_tokens is not None and fields.draft_tokens > largest:
             raise invalid("draft_tokens", f"is {fields.draft_tokens}; expected 0..{largest}")
         vocab_size = self._manifest.target.vocab_size
-        if max(fields.stop_token_ids or [0]) >= vocab_size:
-            raise invalid("stop_token_ids", f"holds {max(fields.stop_token_ids or [])}; expected 0..{vocab_size - 1}")
+        for name, ids in (("stop_token_ids", fields.stop_token_ids), ("logit_bias", map(int, fields.logit_bias or {}))):
+            largest = max(ids or (), default=0)
+            if largest >= vocab_size:
+                raise invalid(name, f"holds the token {largest}; expected 0..{vocab_size - 1}")
 
     def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -197,6 +199,8 @@ def _settings(fields: GenerationFields) -> dict[str, object]:
         "end_id": NO_END_ID if fields.ignore_eos else None,
         "stop_token_ids": fields.stop_token_ids or None,
         "priority": fields.priority,
+        "logit_bias_ids": [int(key) for key in fields.logit_bias or {}] or None,
+        "logit_bias_values": list((fields.logit_bias or {}).values()) or None,
     }
     return {name: value for name, value in wanted.items() if value is not None}
 

@@ -183,6 +183,15 @@ def test_an_answer_is_one_of_the_choices(client: openai.OpenAI) -> None:
     assert (answer.choices[0].text, answer.choices[0].finish_reason) in [("seven", "stop"), ("eight", "stop")]
 
 
+def test_a_biased_token_comes_and_a_barred_one_does_not(client: openai.OpenAI, loaded: LoadedBuild) -> None:
+    (wanted,) = loaded.tokenizer.encode("x", add_special_tokens=False)
+    text = client.chat.completions.create(**GREEDY, logit_bias={str(wanted): 100}).choices[0].message.content
+    assert text is not None and set(text) == {"x"}
+    first = generate(loaded, [loaded.chat_request(QUESTION, max_tokens=1)])[0].token_ids[0]
+    other = client.chat.completions.create(**{**GREEDY, "max_tokens": 1}, logit_bias={str(first): -100})
+    assert other.choices[0].message.content != loaded.tokenizer.decode([first])
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "likeliest tokens of nothing": ({"top_logprobs": 2}, "top_logprobs"),
     "a stop token of another model": ({"extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
@@ -193,6 +202,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a format without its schema": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     "a pattern that is none": ({"extra_body": {"structured_outputs": {"regex": "[a"}}}, "structured_outputs.regex"),
+    "a bias of no token": ({"logit_bias": {"x": 1}}, "logit_bias"),
     "two grammars": ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs"),
     "a forced tool": ({"tool_choice": "required"}, "tool_choice"),
     "a misspelt field": ({"extra_body": {"temprature": 1}}, "temprature"),

@@ -427,6 +427,14 @@ def test_a_bad_grammar_is_the_clients_fault_by_name(host: EngineHost, driver: Dr
     assert "`guided_decoding_guide`" in str(response.error)
 
 
+def test_biases_of_tokens_come_beside_those_of_words(host: EngineHost, driver: Driver) -> None:
+    words = {"embedding_bias_words": shaped([b"a"], "STRING"), "embedding_bias_weights": shaped([2.0], "FP32")}
+    ask(host, **words, logit_bias_ids=shaped([7], "INT32"), logit_bias_values=shaped([-1.0], "FP32"))
+    assert driver.last.sampling.logit_bias == ((byte_tokenizer().encode("a").ids[0], 2.0), (7, -1.0))
+    response, _ = wait(ask(host, logit_bias_ids=shaped([256], "INT32"), logit_bias_values=shaped([1.0], "FP32")))[0]
+    assert "`logit_bias_ids`" in str(response.error)
+
+
 def test_errors_say_their_code_to_those_who_ask(host: EngineHost, driver: Driver) -> None:
     sent = {"text_input": shaped([b"hi"], "STRING"), "max_tokens": shaped([6], "INT32")}
     for more, start in (({"top_p": shaped([2.0], "FP32")}, "INVALID_ARG: `top_p`"), ({}, "INTERNAL: out of")):

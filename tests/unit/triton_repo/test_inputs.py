@@ -205,3 +205,15 @@ def test_a_grammar_comes_under_its_classic_names(sent: dict[str, object], read: 
 def test_half_a_grammar_is_named(sent: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         read_fields(arrays(text_input=b"a", max_tokens=1, **sent))
+
+
+def test_biases_of_tokens_are_pairs() -> None:
+    bias = {"logit_bias_ids": [5, 7], "logit_bias_values": [1.5, -2.0]}
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, **bias)).token_biases == ((5, 1.5), (7, -2.0))
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, float("inf")]])
+def test_biases_that_do_not_fit_their_tokens_are_named(values: list[float]) -> None:
+    bias = {"logit_bias_ids": [5, 7], "logit_bias_values": values}
+    with pytest.raises(InvalidRequestError, match="`logit_bias_values`"):
+        read_fields(arrays(text_input=b"a", max_tokens=1, **bias))

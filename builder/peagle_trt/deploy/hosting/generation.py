@@ -41,7 +41,9 @@ def make_generation_request(
     prompt_ids = fields.prompt_ids or tuple(
         encode_prompt(tokenizer, fields.prompt_text or "", applies_chat_template=fields.applies_chat_template)
     )
-    for name, ids in (("end_id", fields.end_ids or ()), ("stop_token_ids", fields.stop_token_ids)):
+    biased = tuple(token_id for token_id, _ in fields.token_biases)
+    named = {"end_id": fields.end_ids or (), "stop_token_ids": fields.stop_token_ids, "logit_bias_ids": biased}
+    for name, ids in named.items():
         _check_ids(name, ids, manifest.target.vocab_size)
     return GenerationRequest(
         request_id=request_id,
@@ -89,7 +91,10 @@ def _sampling(fields: RequestFields, tokenizer: TextTokenizer) -> SamplingSettin
         min_tokens=fields.min_tokens,
         bad_words=tuple(ids for word in fields.bad_words for ids in word_spellings(tokenizer, word)),
         # A token that both spellings share is biased once, and a space of its own never.
-        logit_bias=tuple({token_id: bias for ids, bias in biased for token_id in ids if token_id not in space}.items()),
+        logit_bias=(
+            *{token_id: bias for ids, bias in biased for token_id in ids if token_id not in space}.items(),
+            *fields.token_biases,
+        ),
         seed=fields.seed,
     )
 
