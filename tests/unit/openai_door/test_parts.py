@@ -50,6 +50,7 @@ def rendered(template: str, fields: ChatFields) -> str:
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"best_of": True}, "best_of"),
     ],
