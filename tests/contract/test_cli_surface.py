@@ -65,6 +65,13 @@ SURFACE = {
     "generate": {
         "--chat",
         "--draft-tokens",
+        "--guide",
+        "--ignore-eos",
+        "--log-probs",
+        "--max-seconds",
+        "--min-tokens",
+        "--num-answers",
+        "--stop-token-id",
         "--max-tokens",
         "--method",
         "--no-chat",

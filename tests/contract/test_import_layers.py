@@ -33,6 +33,7 @@ HEAVY = (
     "uvicorn",
     "openai_harmony",
     "tensorrt_llm",
+    "llguidance",
 )
 
 # Room -> rooms it may import, besides itself, `spec`, `errors` and `files`.

@@ -10,13 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt_repo.tensors import HARMLESS_VALUES, PEAGLE_INPUTS, REFUSED_INPUTS
+from peagle_trt_repo.tensors import HARMLESS_VALUES, OTHER_NAMES, PEAGLE_INPUTS, REFUSAL_ADVICE, REFUSED_INPUTS
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
 
+ERROR_CODES = "peagle_error_codes"
+"""A parameter of the request: every error begins with its code, as `INVALID_ARG: ...`. Over a gRPC stream an error is
+text alone, and the header that would bring its code crashes the server in time (see `openai_door/engine_stream.py`)."""
+
 PROTOCOL_PARAMETERS = frozenset(
     {
+        ERROR_CODES,
         "id",
         "priority",
         "timeout",
@@ -29,8 +34,23 @@ PROTOCOL_PARAMETERS = frozenset(
 )
 """Source: KServe v2 and Triton's extensions of it (schedule policy, sequence, binary data, generate)."""
 
+NO_END_ID = -1
+"""What a client sends as `end_id` to generate to the limit. Source: TensorRT-LLM's runtime."""
+
 AUTO_DRAFT_TOKENS = -1
 """What a client sends as `draft_tokens` to have K chosen at every step: as many drafts as pay for themselves."""
+
+
+MAX_SEQUENCES = 16
+"""Answers to one request; each is a request of its own to the engine."""
+
+GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+ANY_JSON = "json"
+GUIDE_TYPES = (ANY_JSON, "json_schema", "regex", "ebnf_grammar", "choice")
+"""Source: TensorRT-LLM's guide types, less `structural_tag`; `choice`, a JSON list of texts, is ours."""
+
+TIMEOUT = "timeout"
+MICROSECONDS = 1_000_000
 
 
 class InvalidRequestError(ValueError):
@@ -54,15 +74,22 @@ class RequestFields:
         presence_penalty: 0 is off.
         min_tokens: Shortest answer, in tokens.
         seed: None draws one.
-        end_id: Replaces the model's own end tokens; -1 for none at all; None keeps the model's.
+        end_ids: Replace the model's own end tokens; empty for none at all; None keeps the model's.
+        stop_token_ids: End the answer too.
         stop_words: Texts that end the answer.
         bad_words: Texts that the answer must not hold.
         bias_words: Texts and what is added to the logits of each of their tokens.
+        token_biases: Tokens and what is added to the logits of each.
         excludes_prompt: The answer alone, without the prompt before it; None takes the repository's default.
         draft_tokens: K; 0 decodes without speculation; `AUTO_DRAFT_TOKENS` has it chosen at every step; None takes the
             repository's default.
         applies_chat_template: `prompt_text` is a user's turn, to be put in the model's chat template.
         returns_text_bytes: Every response says how long its text is.
+        num_sequences: Answers, each from a seed of its own.
+        num_top_log_probs: 0 for log probabilities of the tokens, n for those of the n likeliest too; None for none.
+        priority: The lowest goes first.
+        guide_type: Kind of the grammar that the answer follows; empty for none.
+        guide: The grammar; empty for the kind that needs none.
     """
 
     prompt_text: str | None
@@ -77,14 +104,21 @@ class RequestFields:
     presence_penalty: float
     min_tokens: int
     seed: int | None
-    end_id: int | None
+    end_ids: tuple[int, ...] | None
+    stop_token_ids: tuple[int, ...]
     stop_words: tuple[str, ...]
     bad_words: tuple[str, ...]
     bias_words: tuple[tuple[str, float], ...]
+    token_biases: tuple[tuple[int, float], ...]
     excludes_prompt: bool | None
     draft_tokens: int | None
     applies_chat_template: bool
     returns_text_bytes: bool
+    num_sequences: int
+    num_top_log_probs: int | None
+    priority: int
+    guide_type: str
+    guide: str
 
 
 def read_fields(arrays: Arrays) -> RequestFields:
@@ -104,6 +138,7 @@ def read_fields(arrays: Arrays) -> RequestFields:
     if not text and not ids:
         raise InvalidRequestError("`text_input` is missing (or `input_ids`)")
     top_k, top_p = _top_k(arrays), _top_p(arrays)
+    guide_type, guide = _guide(arrays)
     return RequestFields(
         prompt_text=text[0] if text else None,
         prompt_ids=ids or None,
@@ -117,15 +152,40 @@ def read_fields(arrays: Arrays) -> RequestFields:
         presence_penalty=_real(arrays, "presence_penalty", 0.0),
         min_tokens=_either_integer(arrays, "min_tokens", "min_length") or 0,
         seed=_either_integer(arrays, "seed", "random_seed"),
-        end_id=_integer(arrays, "end_id", -1),
+        end_ids=_end_ids(arrays),
+        stop_token_ids=_integers(arrays, "stop_token_ids"),
         stop_words=tuple(word for word in _texts(arrays, "stop_words") if word),
         bad_words=tuple(word for word in _texts(arrays, "bad_words") if word),
         bias_words=_bias_words(arrays),
+        token_biases=_token_biases(arrays),
         excludes_prompt=_flag(arrays, "exclude_input_in_output"),
         draft_tokens=_integer(arrays, "draft_tokens", AUTO_DRAFT_TOKENS),
         applies_chat_template=_flag(arrays, "apply_chat_template") or False,
         returns_text_bytes=_flag(arrays, "return_text_bytes") or False,
+        num_sequences=_num_sequences(arrays),
+        num_top_log_probs=_num_top_log_probs(arrays),
+        priority=_integer(arrays, "priority", -(2**31)) or 0,
+        guide_type=guide_type,
+        guide=guide,
     )
+
+
+def read_deadline(parameters: Mapping[str, object], timeout_microseconds: int) -> float | None:
+    """When a client's time is up, in seconds from now; None for any time.
+
+    Args:
+        parameters: Parameters of the request, where the generate endpoint leaves `timeout`.
+        timeout_microseconds: `timeout` of the other protocols, 0 without one.
+
+    Raises:
+        InvalidRequestError: It is no number of microseconds.
+
+    Source: Triton's protocol extension "schedule policy"; both measured with tritonserver 2.51.
+    """
+    sent = parameters.get(TIMEOUT, timeout_microseconds)
+    if isinstance(sent, bool) or not isinstance(sent, int) or sent < 0:
+        raise InvalidRequestError(f"`{TIMEOUT}` is `{sent}`, expected a whole number of microseconds")
+    return sent / MICROSECONDS if sent else None
 
 
 def refuse_unknown_parameters(parameters: Mapping[str, object]) -> None:
@@ -141,6 +201,7 @@ def refuse_unknown_parameters(parameters: Mapping[str, object]) -> None:
         if name in PROTOCOL_PARAMETERS or name.startswith("triton_"):
             continue
         close = difflib.get_close_matches(name, [field.name for field in PEAGLE_INPUTS], n=1)
+        close = [OTHER_NAMES[name]] if name in OTHER_NAMES else close
         advice = f"; did you mean `{close[0]}`?" if close else ""
         raise InvalidRequestError(f"`{name}` is no input of this model{advice}")
 
@@ -176,17 +237,65 @@ def _refuse_unsupported(arrays: Arrays) -> None:
         values = arrays[field.name].reshape(-1).tolist() if field.name in arrays else []
         harmless = HARMLESS_VALUES.get(field.name, ())
         if any(value not in harmless for value in values):
-            raise InvalidRequestError(f"`{field.name}` is not supported; leave it out")
+            advice = REFUSAL_ADVICE.get(field.name)
+            raise InvalidRequestError(
+                f"`{field.name}` is not supported; leave it out{f' ({advice})' if advice else ''}"
+            )
+
+
+def _end_ids(arrays: Arrays) -> tuple[int, ...] | None:
+    ids = _integers(arrays, "end_id")
+    if min(ids, default=0) < NO_END_ID or (NO_END_ID in ids and len(ids) > 1):
+        raise InvalidRequestError(f"`end_id` is `{list(ids)}`, expected token ids, or -1 alone for none")
+    if not ids:
+        return None
+    return () if ids == (NO_END_ID,) else ids
+
+
+def _guide(arrays: Arrays) -> tuple[str, str]:
+    kind, text = ("".join(_texts(arrays, name)) for name in (GUIDE_TYPE, GUIDE))
+    if kind and kind not in GUIDE_TYPES:
+        raise InvalidRequestError(f"`{GUIDE_TYPE}` is `{kind[:100]}`, expected one of {', '.join(GUIDE_TYPES)}")
+    if kind and not text and kind != ANY_JSON:
+        raise InvalidRequestError(f"`{GUIDE}` is missing; `{GUIDE_TYPE}` is `{kind}`")
+    if text and (not kind or kind == ANY_JSON):
+        raise InvalidRequestError(f"`{GUIDE}` means nothing with the `{GUIDE_TYPE}` `{kind}`")
+    return kind, text
+
+
+def _num_sequences(arrays: Arrays) -> int:
+    value = _integer(arrays, "num_return_sequences", 0) or 1
+    if value > MAX_SEQUENCES:
+        raise InvalidRequestError(f"`num_return_sequences` is `{value}`, expected at most {MAX_SEQUENCES}")
+    return value
+
+
+def _num_top_log_probs(arrays: Arrays) -> int | None:
+    value = _integer(arrays, "num_top_log_probs", 0)
+    return 0 if value is None and _flag(arrays, "return_log_probs") else value
 
 
 def _bias_words(arrays: Arrays) -> tuple[tuple[str, float], ...]:
     words, name = _texts(arrays, "embedding_bias_words"), "embedding_bias_weights"
-    weights = [float(value) for value in arrays[name].reshape(-1).tolist()] if name in arrays else []
+    weights = _finite(arrays, name)
     if len(words) != len(weights) and any(words) | any(weights):
         raise InvalidRequestError(f"`{name}` holds {len(weights)} values, and `embedding_bias_words` {len(words)}")
-    if not all(math.isfinite(weight) for weight in weights):
-        raise InvalidRequestError(f"`{name}` holds a value that is not finite")
     return tuple((word, weight) for word, weight in zip(words, weights, strict=False) if word and weight)
+
+
+def _token_biases(arrays: Arrays) -> tuple[tuple[int, float], ...]:
+    ids, name = _integers(arrays, "logit_bias_ids"), "logit_bias_values"
+    values = _finite(arrays, name)
+    if len(ids) != len(values):
+        raise InvalidRequestError(f"`{name}` holds {len(values)} values, and `logit_bias_ids` {len(ids)}")
+    return tuple(zip(ids, values, strict=True))
+
+
+def _finite(arrays: Arrays, name: str) -> list[float]:
+    values = [float(value) for value in arrays[name].reshape(-1).tolist()] if name in arrays else []
+    if not all(math.isfinite(value) for value in values):
+        raise InvalidRequestError(f"`{name}` holds a value that is not finite")
+    return values
 
 
 def _top_k(arrays: Arrays) -> int:

@@ -50,6 +50,10 @@ class InferenceRequest(Protocol):
         """Parameters of the request, a JSON object: over HTTP, every key that names no input ends up here."""
         ...
 
+    def timeout(self) -> int:
+        """Microseconds that a client gives the request, 0 for any; the generate endpoint puts it in the parameters."""
+        ...
+
     def get_response_sender(self) -> ResponseSender:
         """Its sender; decoupled models only."""
         ...
@@ -86,9 +90,9 @@ def send_arrays(sender: ResponseSender, arrays: Mapping[str, NDArray[np.generic]
     sender.send(make_response(arrays), flags=_final_flag() if is_last else 0)
 
 
-def send_error(sender: ResponseSender, code: ErrorCode, message: str) -> None:
-    """Ends a request with an error."""
-    sender.send(make_error(code, message), flags=_final_flag())
+def send_error(sender: ResponseSender, code: ErrorCode, message: str, *, names_code: bool = False) -> None:
+    """Ends a request with an error; `names_code` puts the code before the message too."""
+    sender.send(make_error(code, f"{code}: {message}" if names_code else message), flags=_final_flag())
 
 
 def require_working_numpy() -> None:

@@ -49,7 +49,7 @@ SETTING_INPUTS = (
     TensorField("min_length", "INT32"),
     TensorField("seed", "UINT64"),
     TensorField("random_seed", "UINT64"),
-    TensorField("end_id", "INT32"),
+    TensorField("end_id", "INT32", (-1,)),
     TensorField("pad_id", "INT32"),
     TensorField("stop_words", "STRING", (-1,)),
     TensorField("bad_words", "STRING", (-1,)),
@@ -59,14 +59,16 @@ SETTING_INPUTS = (
     TensorField("return_num_input_tokens", "BOOL"),
     TensorField("return_num_output_tokens", "BOOL"),
     TensorField("return_perf_metrics", "BOOL"),
+    TensorField("return_log_probs", "BOOL"),
+    TensorField("num_return_sequences", "INT32"),
+    TensorField("guided_decoding_guide_type", "STRING"),
+    TensorField("guided_decoding_guide", "STRING"),
 )
 
 REFUSED_INPUTS = (
     TensorField("beam_width", "INT32"),
-    TensorField("num_return_sequences", "INT32"),
     TensorField("length_penalty", "FP32"),
     TensorField("decoder_text_input", "STRING"),
-    TensorField("return_log_probs", "BOOL"),
     TensorField("return_context_logits", "BOOL"),
     TensorField("return_generation_logits", "BOOL"),
     TensorField("prompt_embedding_table", "FP16", (-1, -1)),
@@ -75,40 +77,82 @@ REFUSED_INPUTS = (
     TensorField("lora_task_id", "UINT64"),
     TensorField("lora_weights", "FP16", (-1, -1)),
     TensorField("lora_config", "INT32", (-1, 3)),
-    TensorField("guided_decoding_guide_type", "STRING"),
-    TensorField("guided_decoding_guide", "STRING"),
 )
 """Declared so that a client reads why it is refused; the harmless values are in `HARMLESS_VALUES`."""
 
 HARMLESS_VALUES: dict[str, tuple[bytes | float, ...]] = {
     "beam_width": (0, 1),
-    "num_return_sequences": (0, 1),
     "length_penalty": (0, 1),
     "decoder_text_input": (b"",),
-    "return_log_probs": (0,),
     "return_context_logits": (0,),
     "return_generation_logits": (0,),
     "prompt_table_extra_id": (0,),
     "prompt_vocab_size": (0,),
     "lora_task_id": (0,),
-    "guided_decoding_guide_type": (b"",),
-    "guided_decoding_guide": (b"",),
 }
 """Values that ask for nothing; clients in the wild send them as fillers."""
+
+REFUSAL_ADVICE = {
+    "beam_width": "a verify step follows one continuation; `num_return_sequences` samples several",
+    "length_penalty": "it ranks beams, and there are none",
+    "decoder_text_input": "the target has no encoder",
+}
+"""What to do about a refused input, beyond leaving it out."""
+
+OTHER_NAMES = {
+    "request_output_len": "max_tokens",
+    "streaming": "stream",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "len_penalty": "length_penalty",
+    "stop_words_list": "stop_words",
+    "bad_words_list": "bad_words",
+    "embedding_bias": "embedding_bias_words",
+    "num_draft_tokens": "draft_tokens",
+    "sampling_param_max_tokens": "max_tokens",
+    "sampling_param_stop": "stop_words",
+    "return_cumulative_logprob": "return_log_probs",
+    "sampling_param_exclude_input_from_output": "exclude_input_in_output",
+}
+"""Names of TensorRT-LLM's other served models for what this one reads. Source: tensorrtllm_backend r25.05,
+`tensorrt_llm` and `tensorrt_llm_bls`; TensorRT-LLM's `llmapi`."""
 
 OWN_INPUTS = (
     # K; 0 decodes without speculation, -1 lets the decode loop choose at every step.
     TensorField("draft_tokens", "INT32"),
     TensorField("apply_chat_template", "BOOL"),
+    # Beside the end tokens; neither is part of the answer.
+    TensorField("stop_token_ids", "INT32", (-1,)),
+    # Likeliest tokens in every place; raises `return_log_probs`.
+    TensorField("num_top_log_probs", "INT32"),
+    # Tokens, and what is added to the logits of each; beside the biases by words.
+    TensorField("logit_bias_ids", "INT32", (-1,)),
+    TensorField("logit_bias_values", "FP32", (-1,)),
+    # The lowest goes first, 0 by default. Triton does not show the priority of its own protocol to a model.
+    TensorField("priority", "INT32"),
 )
 
 RETURN_TEXT_BYTES = TensorField("return_text_bytes", "BOOL")
 """Asks for the output `text_bytes`; the ensemble's preprocessing raises it."""
 
 ANSWER_OUTPUTS = (
-    TensorField("text_output", "STRING"),
+    TensorField("text_output", "STRING", (-1,)),
+    # Of several answers one after the other; `sequence_length` says where each ends.
     TensorField("output_ids", "INT32", (-1,)),
-    TensorField("sequence_length", "INT32"),
+    TensorField("sequence_length", "INT32", (-1,)),
+)
+
+SEQUENCE_INDEX = TensorField("sequence_index", "INT32")
+"""Whose piece it is, in a stream of several answers."""
+
+LOG_PROB_OUTPUTS = (
+    TensorField("cum_log_probs", "FP32", (-1,)),
+    TensorField("output_log_probs", "FP32", (-1, -1)),
+)
+
+TOP_LOG_PROB_OUTPUTS = (
+    TensorField("top_token_ids", "INT32", (-1, -1)),
+    TensorField("top_log_probs", "FP32", (-1, -1)),
 )
 
 METRIC_OUTPUTS = (
@@ -123,14 +167,15 @@ OWN_OUTPUTS = (
     TensorField("acceptance_length", "FP32"),
     TensorField("num_verify_steps", "INT32"),
     TensorField("accepted_by_position", "INT32", (-1,)),
-    TensorField("finish_reason", "STRING"),
+    TensorField("finish_reason", "STRING", (-1,)),
 )
 
-TEXT_BYTES = TensorField("text_bytes", "INT32")
+TEXT_BYTES = TensorField("text_bytes", "INT32", (-1,))
 """Length of the text in bytes: a stop word may end inside the last token, which the ids alone cannot say."""
 
 PEAGLE_INPUTS = (*PROMPT_INPUTS, *SETTING_INPUTS, *OWN_INPUTS, RETURN_TEXT_BYTES, *REFUSED_INPUTS)
-PEAGLE_OUTPUTS = (*ANSWER_OUTPUTS, TEXT_BYTES, *METRIC_OUTPUTS, *OWN_OUTPUTS)
+PASSED_OUTPUTS = (SEQUENCE_INDEX, *LOG_PROB_OUTPUTS, *TOP_LOG_PROB_OUTPUTS, *METRIC_OUTPUTS, *OWN_OUTPUTS)
+PEAGLE_OUTPUTS = (*ANSWER_OUTPUTS, TEXT_BYTES, *PASSED_OUTPUTS)
 
 PREPROCESSING_INPUTS = (
     TensorField("QUERY", "STRING"),
@@ -146,10 +191,10 @@ PREPROCESSING_OUTPUTS = (
 
 POSTPROCESSING_INPUTS = (
     TensorField("TOKENS_BATCH", "INT32", (-1,), is_optional=False),
-    TensorField("SEQUENCE_LENGTH", "INT32", is_optional=False),
-    TensorField("TEXT_BYTES", "INT32"),
+    TensorField("SEQUENCE_LENGTH", "INT32", (-1,), is_optional=False),
+    TensorField("TEXT_BYTES", "INT32", (-1,)),
 )
-POSTPROCESSING_OUTPUTS = (TensorField("OUTPUT", "STRING"),)
+POSTPROCESSING_OUTPUTS = (TensorField("OUTPUT", "STRING", (-1,)),)
 
 ENSEMBLE_INPUTS = (
     PROMPT_INPUTS[0],
@@ -157,7 +202,7 @@ ENSEMBLE_INPUTS = (
     *OWN_INPUTS,
     *REFUSED_INPUTS,
 )
-ENSEMBLE_OUTPUTS = (ANSWER_OUTPUTS[0], *METRIC_OUTPUTS, *OWN_OUTPUTS)
+ENSEMBLE_OUTPUTS = (ANSWER_OUTPUTS[0], *PASSED_OUTPUTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +233,7 @@ def ensemble_steps() -> tuple[EnsembleStep, ...]:
         "max_tokens": "_REQUEST_OUTPUT_LEN",
         "return_text_bytes": "_RETURN_TEXT_BYTES",
     }
-    engine_outputs = {field.name: field.name for field in (*METRIC_OUTPUTS, *OWN_OUTPUTS)}
+    engine_outputs = {field.name: field.name for field in PASSED_OUTPUTS}
     engine_outputs |= {
         "output_ids": "_TOKENS_BATCH",
         "sequence_length": "_SEQUENCE_LENGTH",

@@ -87,11 +87,13 @@ def preprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:
 def postprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:
     """TOKENS_BATCH to OUTPUT; the engine never cuts a character in two, so every piece decodes on its own."""
     arrays = request_arrays(request)
-    count = read_integers(arrays, "SEQUENCE_LENGTH")
-    token_ids = read_integers(arrays, "TOKENS_BATCH")[: count[0] if count else None]
-    text = tokenizer.decode(token_ids).encode("utf-8")
-    kept_bytes = read_integers(arrays, "TEXT_BYTES")
-    return make_response({"OUTPUT": shaped([text[: kept_bytes[0]] if kept_bytes else text], "STRING")})
+    token_ids, texts = read_integers(arrays, "TOKENS_BATCH"), []
+    for count in read_integers(arrays, "SEQUENCE_LENGTH"):
+        texts.append(tokenizer.decode(token_ids[:count]).encode("utf-8"))
+        token_ids = token_ids[count:]
+    kept_bytes = read_integers(arrays, "TEXT_BYTES") or (None,) * len(texts)
+    kept = [text[:length] for text, length in zip(texts, kept_bytes, strict=True)]
+    return make_response({"OUTPUT": shaped(kept, "STRING")})
 
 
 def _preprocess(arrays: Arrays, tokenizer: Tokenizer) -> object:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
+from peagle_trt.cli.answer_options import AnswerOptions, answer_options
 from peagle_trt.cli.options import FOLDER, threads_option
 from peagle_trt.cli.output import Output
-from peagle_trt.decode.request import RequestMetrics, SamplingSettings
-from peagle_trt.decode.session import open_build, require_method, stream
-from peagle_trt.errors import UsageError
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics, SamplingSettings
+from peagle_trt.decode.session import LoadedBuild, open_build, require_method, stream
+from peagle_trt.decode.several import sequence_requests
+from peagle_trt.errors import PeagleError, UsageError
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
 # What the decode loop accepts; said here so that help shows it.
@@ -45,11 +48,13 @@ SEED = click.IntRange(min=0)
 )
 @click.option("--seed", type=SEED, help="Seed of the sampling; drawn by default.")
 @click.option("--stop", "stop_strings", multiple=True, metavar="TEXT", help="Ends the answer; may be given repeatedly.")
+@answer_options
 @click.option("--chat/--no-chat", "is_chat", default=None, help="Use the chat template; by default where there is one.")
 @threads_option
 @click.pass_obj
 def command(
     output: Output,
+    /,
     *,
     build_path: Path,
     prompt: str,
@@ -64,11 +69,14 @@ def command(
     top_p: float,
     repetition_penalty: float,
     seed: int | None,
+    **more: Any,
 ) -> None:
     """Continue PROMPT with BUILD; the answer streams to stdout.
 
-    BUILD is a folder that `peagle-trt build` has written.
+    BUILD is a folder that `peagle-trt build` has written. Several answers come one after the other, with the seeds that
+    follow --seed.
     """
+    options = AnswerOptions(**more)
     if method == "none" and draft_tokens:
         raise UsageError(f"--method none drafts nothing, and -k asks for {draft_tokens}")
     loaded = open_build(build_path, num_threads=num_threads)
@@ -83,20 +91,53 @@ def command(
             temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
         ),
     )
+    answers = []
+    for place, each in enumerate(sequence_requests(options.apply(request, loaded), options.num_answers)):
+        output.stream("\n" if place else "")
+        answers.append(_answer(output, loaded, each))
+    text = "" if options.num_top_log_probs is None else "\n".join(line for answer in answers for line in _table(answer))
+    output.result(answers[0] if len(answers) == 1 else {"answers": answers}, text)
+
+
+def _answer(output: Output, loaded: LoadedBuild, request: GenerationRequest) -> dict[str, Any]:
     chunks = []
     for chunk in stream(loaded, request):
         output.stream(chunk.text)
         chunks.append(chunk)
     last = chunks[-1]
-    assert last.metrics is not None, "the last chunk carries the metrics"
-    text = "".join(chunk.text for chunk in chunks)
-    document = {"text": text, "finish_reason": last.finish_reason, "metrics": _document(last.metrics)}
+    if last.metrics is None:
+        raise PeagleError("the time was up before the answer began")
     output.progress(_summary(last.metrics))
-    output.result(document, "")
+    document: dict[str, Any] = {
+        "text": "".join(chunk.text for chunk in chunks),
+        "finish_reason": last.finish_reason,
+        "metrics": {**asdict(last.metrics), "acceptance_length": last.metrics.acceptance_length},
+    }
+    if request.num_top_log_probs is not None:
+        document["log_probs"] = _log_probs(loaded, chunks)
+    return document
 
 
-def _document(metrics: RequestMetrics) -> dict[str, object]:
-    return {**asdict(metrics), "acceptance_length": metrics.acceptance_length}
+def _log_probs(loaded: LoadedBuild, chunks: list[GenerationChunk]) -> list[dict[str, object]]:
+    bytes_of = loaded.tokenizer.token_bytes()
+    tokens = [token_id for chunk in chunks for token_id in chunk.token_ids]
+    entries = [entry for chunk in chunks for entry in chunk.log_probs]
+
+    def token(token_id: int, log_prob: float) -> dict[str, object]:
+        return {"token_id": token_id, "text": bytes_of(token_id).decode(errors="replace"), "log_prob": log_prob}
+
+    return [
+        {**token(token_id, entry.log_prob), "top": [token(*likely) for likely in entry.top]}
+        for token_id, entry in zip(tokens, entries, strict=True)
+    ]
+
+
+def _table(answer: dict[str, Any]) -> list[str]:
+    lines = [""]
+    for entry in answer["log_probs"]:
+        top = "  ".join(f"{likely['text']!r} {likely['log_prob']:.4f}" for likely in entry["top"])
+        lines.append(f"{entry['log_prob']:9.4f}  {entry['text']!r:16}  {top}".rstrip())
+    return lines
 
 
 def _summary(metrics: RequestMetrics) -> str:

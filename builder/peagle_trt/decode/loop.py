@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from peagle_trt.decode.acceptance import Drafts, propose, propose_candidates
+from peagle_trt.decode.acceptance import NO_DRAFTS, Drafts, propose, propose_candidates
+from peagle_trt.decode.guide import GuideBars
+from peagle_trt.decode.guided_drafts import drawn_with, guided_drafts, likeliest
 from peagle_trt.decode.prompt_shares import share_prompt_rows
 from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest
 from peagle_trt.decode.request_check import check_request
@@ -244,16 +246,21 @@ class DecodeLoop:
 
         def choose(place: int, output: DraftOutput, index: int) -> int:
             draft = self._drafts_of(sequences[place], output, index)
+            if not draft.token_ids:
+                # Its grammar has no place for another draft; the pass is shared, and what it makes of this one is lost.
+                return int(output.token_ids[index, 0])
             chosen[place] = chosen[place].then(draft) if place in chosen else draft
             return draft.token_ids[0]
 
         counts = [min(sequence.planned_drafts, sequence.useful_drafts) for sequence in sequences]
         self.statistics.num_drafter_passes += draft_in_turn(self._engine, rows, counts, choose)
         for place, sequence in enumerate(sequences):
-            sequence.take_drafts(chosen[place], counts[place])
+            sequence.take_drafts(chosen.get(place, NO_DRAFTS), counts[place])
 
     def _drafts_of(self, sequence: Sequence, output: DraftOutput, index: int) -> Drafts:
         settings = sequence.request.sampling
+        if sequence.guide is not None:
+            return self._guided_drafts_of(sequence, sequence.guide, output, index)
         if not sequence.request.samples_drafts or settings.temperature == 0.0:
             return Drafts(token_ids=tuple(output.token_ids[index].tolist()))
         vocab_size = self._engine.target.vocab_size
@@ -262,6 +269,19 @@ class DecodeLoop:
         assert output.logits is not None, "an engine gives candidates or logits"
         return propose(
             output.logits[index], self._engine.draft_to_target, vocab_size, settings.temperature, sequence.generator
+        )
+
+    def _guided_drafts_of(self, sequence: Sequence, guide: GuideBars, output: DraftOutput, index: int) -> Drafts:
+        temperature = sequence.request.sampling.temperature
+        is_drawn = sequence.request.samples_drafts and temperature > 0.0
+        return guided_drafts(
+            guide,
+            output,
+            index,
+            self._engine.draft_to_target,
+            max_drafts=sequence.planned_drafts,
+            vocab_size=self._engine.target.vocab_size,
+            choose=drawn_with(temperature, sequence.generator) if is_drawn else likeliest,
         )
 
     def _wants_drafts(self, sequence: Sequence) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from peagle_trt.decode.guide import Guide
+
 DraftTokens = int | Literal["auto"] | None
 """K of a request: see `GenerationRequest.draft_tokens`."""
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
@@ -41,6 +43,24 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogProb:
+    """How likely a token was after the tokens before it, to the target itself.
+
+    The number is the log-softmax of the target's logits as they come: before temperature, top-k, top-p, penalties,
+    biases, bars and grammars, so that it says the same for every setting.
+
+    Attributes:
+        log_prob: Natural logarithm of the token's probability.
+        top: The likeliest tokens in its place and theirs, best first; as many as the request asks for.
+
+    Source: the default of vLLM (`logprobs_mode: raw_logprobs`) and of TensorRT-LLM's LLM API (`LogprobMode.RAW`).
+    """
+
+    log_prob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt to continue.
 
@@ -56,6 +76,9 @@ class GenerationRequest:
         priority: Among waiting requests the highest goes first, and reads its prompt first.
         deadline_seconds: Time from submission after which the answer ends as it is; None for any time.
         samples_drafts: Draw drafts from the drafter's distribution (probabilistic) instead of taking its argmax.
+        num_top_log_probs: 0 for log probabilities of the answer's tokens, n for those of the n likeliest tokens in
+            every place too; None for neither.
+        guide: A grammar that the answer follows; None lets it be anything.
     """
 
     request_id: str
@@ -68,6 +91,8 @@ class GenerationRequest:
     priority: int = 0
     deadline_seconds: float | None = None
     samples_drafts: bool = False
+    num_top_log_probs: int | None = None
+    guide: Guide | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +136,7 @@ class GenerationChunk:
         token_ids: New tokens; several when drafts were accepted. Never splits a UTF-8 character: tokens whose text
             ends inside one are held back until the character is whole or the answer ends.
         text: Text of `token_ids`, valid on its own; the concatenation of all chunks is the answer.
+        log_probs: One entry a token, where the request asks for them.
         finish_reason: Set on the last chunk only.
         metrics: Set on the last chunk only.
         error: Set when `finish_reason` is "error".
@@ -120,6 +146,7 @@ class GenerationChunk:
     request_id: str
     token_ids: tuple[int, ...]
     text: str
+    log_probs: tuple[TokenLogProb, ...] = ()
     finish_reason: FinishReason | None = None
     metrics: RequestMetrics | None = None
     error: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+from peagle_trt.decode.log_probs import MAX_TOP_LOG_PROBS
 from peagle_trt.decode.request import GenerationRequest
 from peagle_trt.decode.sampling import check_sampling
 from peagle_trt.errors import RequestError
@@ -37,6 +38,13 @@ def check_request(request: GenerationRequest, shapes: GraphShapes, *, vocab_size
         raise RequestError(f"`draft_tokens` is {request.draft_tokens}; expected 0..{shapes.max_draft_tokens}")
     if request.deadline_seconds is not None and not request.deadline_seconds > 0.0:
         raise RequestError(f"`deadline_seconds` is {request.deadline_seconds}; expected more than 0")
+    if request.num_top_log_probs is not None and not 0 <= request.num_top_log_probs <= MAX_TOP_LOG_PROBS:
+        raise RequestError(f"`num_top_log_probs` is {request.num_top_log_probs}; expected 0..{MAX_TOP_LOG_PROBS}")
+    if request.guide is not None and (request.sampling.bad_words or request.sampling.min_tokens):
+        name = "bad_words" if request.sampling.bad_words else "min_tokens"
+        raise RequestError(
+            f"`{name}` and a grammar together may leave nothing to choose", hint="write it into the grammar"
+        )
     if request.stop_strings and not has_tokenizer:
         raise RequestError("stop strings need a tokenizer, and this loop has none")
     sampling = request.sampling

@@ -10,6 +10,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.decode.guide import GuideBars
 from peagle_trt.decode.request import SamplingSettings
 from peagle_trt.errors import RequestError
 
@@ -49,11 +50,18 @@ class LogitShaper:
         prompt_ids: Its prompt.
         end_ids: Tokens barred until `min_tokens` are out.
         vocab_size: V.
+        guide: The answer's grammar, which moves on with every token; None for none.
     """
 
     def __init__(
-        self, settings: SamplingSettings, prompt_ids: tuple[int, ...], end_ids: tuple[int, ...], vocab_size: int
+        self,
+        settings: SamplingSettings,
+        prompt_ids: tuple[int, ...],
+        end_ids: tuple[int, ...],
+        vocab_size: int,
+        guide: GuideBars | None = None,
     ) -> None:
+        self._guide = guide
         self._settings = settings
         self._end_ids = list(end_ids)
         self._repeats = settings.repetition_penalty != 1.0
@@ -73,12 +81,15 @@ class LogitShaper:
     def is_neutral(self) -> bool:
         """Whether logits always stay as they are."""
         bars_end = self._settings.min_tokens > 0 and bool(self._end_ids)
-        return not (self._repeats or self._counts or bars_end or self._bias_V is not None or self._settings.bad_words)
+        bars = bars_end or self._guide is not None or self._settings.bad_words
+        return not (self._repeats or self._counts or bars or self._bias_V is not None)
 
     def append(self, token_id: int) -> None:
         """Take a token into the history."""
         self._num_outputs += 1
         self._tail.append(token_id)
+        if self._guide is not None:
+            self._guide.append(token_id)
         if self._repeats:
             self._seen_V[token_id] = True
         if self._counts:
@@ -87,7 +98,8 @@ class LogitShaper:
     def shape(self, logits_V: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits with biases, penalties and bars; the argument itself where there are none."""
         barred_ids = self._barred()
-        if not (self._repeats or self._counts or barred_ids or self._bias_V is not None):
+        changes = self._repeats or self._counts or barred_ids or self._bias_V is not None
+        if not changes and self._guide is None:
             return logits_V
         shaped_V = logits_V.copy() if self._bias_V is None else logits_V + self._bias_V
         if self._repeats:
@@ -98,6 +110,8 @@ class LogitShaper:
             shaped_V -= np.float32(self._settings.frequency_penalty) * self._count_V
             shaped_V -= np.float32(self._settings.presence_penalty) * (self._count_V > 0)
         shaped_V[barred_ids] = -np.inf
+        if self._guide is not None:
+            shaped_V[~self._guide.allowed()] = -np.inf
         return shaped_V
 
     def _barred(self) -> list[int]:

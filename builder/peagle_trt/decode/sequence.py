@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +13,20 @@ from numpy.typing import NDArray
 from peagle_trt.decode.acceptance import NO_DRAFTS, Drafts, verify, verify_greedily
 from peagle_trt.decode.acceptance_rates import AcceptanceRates
 from peagle_trt.decode.answer import Answer
-from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest, RequestMetrics
+from peagle_trt.decode.guide import GuideBars
+from peagle_trt.decode.log_probs import log_probs_of
+from peagle_trt.decode.request import (
+    FinishReason,
+    GenerationChunk,
+    GenerationRequest,
+    RequestMetrics,
+    TokenLogProb,
+)
 from peagle_trt.decode.sampling import LogitShaper
 from peagle_trt.decode.slots import Leftover, TakenSlot
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.engine.protocol import DraftRows, HiddenRows, TargetOutput, TargetRows, host_rows
+from peagle_trt.errors import RequestError
 
 
 class Sequence:
@@ -64,11 +75,14 @@ class Sequence:
         self._unread: list[NDArray[np.float32]] = []
         self.drafts = NO_DRAFTS
         self.finish_reason: FinishReason | None = None
+        self._error = ""
         self.generator = np.random.default_rng(request.sampling.seed)
         self._limit = min(len(request.prompt_ids) + request.max_tokens, max_sequence_length)
-        self._shaper = LogitShaper(request.sampling, request.prompt_ids, request.end_ids, vocab_size)
+        self.guide = GuideBars(request.guide, request.end_ids) if request.guide is not None else None
+        self._shaper = LogitShaper(request.sampling, request.prompt_ids, request.end_ids, vocab_size, self.guide)
         self._takes_argmax = request.sampling.temperature == 0.0 and self._shaper.is_neutral
         self._answer = Answer(tokenizer.stream() if tokenizer else None, request.stop_strings)
+        self._log_probs: deque[TokenLogProb] = deque()
         self._submitted_at = submitted_at
         self._first_token_at: float | None = None
         self._num_outputs = 0
@@ -163,7 +177,14 @@ class Sequence:
         Returns:
             Accepted drafts, n.
         """
-        tokens, num_accepted = self._verify(output)
+        try:
+            tokens, num_accepted = self._verify(output)
+        except RequestError as error:
+            # Its own grammar failed it; the other answers go on.
+            self._error = str(error)
+            self.finish("error")
+            return 0
+        log_probs = self._log_probs_of(output, tokens)
         if self.drafts.token_ids:
             self._num_verify_steps += 1
             self._num_draft_tokens += len(self.drafts.token_ids)
@@ -173,15 +194,21 @@ class Sequence:
                 self.rates.add(len(self.drafts.token_ids), num_accepted)
         self.drafts = NO_DRAFTS
         self._first_token_at = self._first_token_at or time.monotonic()
-        for token in tokens:
+        num_before = self._num_outputs
+        for token, log_prob in zip_longest(tokens, log_probs):
             if self.finish_reason is None:
-                self._append(token)
+                self._append(token, log_prob)
+        if self.guide is not None and self.guide.is_complete and self._num_outputs == num_before + len(tokens):
+            # Whole, and nothing can follow: no end token is waited for.
+            self.finish_reason = "stop"
         return num_accepted
 
     def take_drafts(self, drafts: Drafts, num_passes: int = 1) -> None:
         """Keep what the drafter proposed for the next step, and in how many passes."""
         self.drafts = drafts
         self.num_drafter_passes += num_passes
+        if self.guide is not None:
+            self.guide.undo_drafts()
 
     def finish(self, reason: FinishReason) -> None:
         """End the answer, unless it has ended."""
@@ -199,9 +226,10 @@ class Sequence:
             request_id=self.request.request_id,
             token_ids=token_ids,
             text=text,
+            log_probs=tuple(self._log_probs.popleft() for _ in token_ids) if self._log_probs else (),
             finish_reason=self.finish_reason,
             metrics=self._metrics() if self.finish_reason is not None else None,
-            error=error,
+            error=error or self._error,
         )
 
     def _rows(self, token_ids: tuple[int, ...], start: int, num_logit_rows: int) -> TargetRows:
@@ -210,11 +238,11 @@ class Sequence:
             token_ids=np.array(token_ids, np.int32),
             start_position=start,
             num_logit_rows=num_logit_rows,
-            needs_logits=not self._takes_argmax,
+            needs_logits=not self._takes_argmax or self.request.num_top_log_probs is not None,
         )
 
     def _verify(self, output: TargetOutput) -> tuple[list[int], int]:
-        is_end = self.request.end_ids.__contains__
+        is_end = self.request.end_ids.__contains__ if self.guide is None else self._ends_guided
         if self._takes_argmax and output.greedy_token_ids is not None:
             return verify_greedily(output.greedy_token_ids.tolist(), self.drafts, is_end=is_end)
         return verify(
@@ -226,13 +254,23 @@ class Sequence:
             is_end=is_end,
         )
 
-    def _append(self, token: int) -> None:
+    def _ends_guided(self, token: int) -> bool:
+        assert self.guide is not None
+        return token in self.request.end_ids or self.guide.is_complete
+
+    def _log_probs_of(self, output: TargetOutput, tokens: list[int]) -> list[TokenLogProb]:
+        num_top = self.request.num_top_log_probs
+        return [] if num_top is None else log_probs_of(output.logits, tokens, num_top=num_top)
+
+    def _append(self, token: int, log_prob: TokenLogProb | None) -> None:
         if token in self.request.end_ids:
             self.finish_reason = "stop"
             return
         self.token_ids.append(token)
         self._num_outputs += 1
         self._answer.push(token)
+        if log_prob is not None:
+            self._log_probs.append(log_prob)
         if self._answer.is_stopped:
             self.finish_reason = "stop"
         elif len(self.token_ids) >= self._limit:

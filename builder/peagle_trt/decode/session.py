@@ -9,7 +9,7 @@ from pathlib import Path
 
 from peagle_trt.build_folder import MANIFEST_NAME, check_files, read_manifest
 from peagle_trt.decode.loop import DecodeLoop
-from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics, TokenLogProb
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.engine.registry import check_record, open_engine
@@ -65,12 +65,14 @@ class Generation:
         text: Its text.
         finish_reason: Why it ended.
         metrics: What it cost.
+        log_probs: One entry a token, where the request asks for them.
     """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
     metrics: RequestMetrics
+    log_probs: tuple[TokenLogProb, ...] = ()
 
 
 def open_build(build_path: Path, *, num_threads: int | None = None) -> LoadedBuild:
@@ -187,4 +189,5 @@ def _join(parts: list[GenerationChunk]) -> Generation:
         text="".join(part.text for part in parts),
         finish_reason=last.finish_reason,
         metrics=last.metrics,
+        log_probs=tuple(itertools.chain.from_iterable(part.log_probs for part in parts)),
     )

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from peagle_trt.decode.token_bytes import TokenBytes
 from peagle_trt.errors import CheckpointError, RequestError
 
 
@@ -90,6 +91,14 @@ class TextTokenizer:
         """Id of a token by its text, or None."""
         found = self._tokenizer.token_to_id(token)
         return None if found is None else int(found)
+
+    def to_json(self) -> str:
+        """The text of its `tokenizer.json`."""
+        return str(self._tokenizer.to_str())
+
+    def token_bytes(self) -> TokenBytes:
+        """What single tokens stand for."""
+        return TokenBytes(self._tokenizer)
 
     def base_vocabulary(self) -> dict[str, int]:
         """Token to id, without the added tokens."""

@@ -17,6 +17,7 @@ REQUEST_TIMEOUT_SECONDS = 600.0
 
 Payload = Mapping[str, object]
 
+_LISTS = ("output_ids", "output_log_probs", "top_token_ids", "top_log_probs")
 _DATA_TYPES = {field.name: field.data_type for field in (*PEAGLE_INPUTS, *ENSEMBLE_INPUTS)}
 
 
@@ -229,6 +230,5 @@ def grpc_outputs(result: Any) -> dict[str, Any]:
 
 def _with_id_list(piece: dict[str, Any]) -> dict[str, Any]:
     # JSON responses of the server spell a single value without its list.
-    if isinstance(piece.get("output_ids"), int):
-        piece["output_ids"] = [piece["output_ids"]]
-    return piece
+    lists = {name: [piece[name]] for name in _LISTS if isinstance(piece.get(name), (int, float))}
+    return piece | lists

@@ -16,6 +16,7 @@ from peagle_trt.openai_door.engine_stream import Answers, EngineClient
 from peagle_trt.openai_door.jobs import Work
 from peagle_trt.openai_door.limits import AnswerLimit
 from peagle_trt.openai_door.refusals import RefusalError
+from peagle_trt_repo.inputs import GUIDE
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -84,11 +85,14 @@ class AnswerResponse:
         except TimeoutError:
             logger.warning("%s: the client reads too slowly and was given up", scope["state"]["request_id"])
         except RefusalError as refusal:
-            await writer.refuse(refusal)
+            await writer.refuse(_in_clients_words(refusal, self._request.work.guide_field))
 
     async def _answer(self, scope: Scope, writer: _Writer) -> None:
         request = self._request
-        async with Answers(self._engine, request.work.jobs, scope["state"]["request_id"]) as answers:
+        work = request.work
+        async with Answers(
+            self._engine, work.jobs, scope["state"]["request_id"], max_seconds=work.max_seconds
+        ) as answers:
             async for index, piece in answers.pieces():
                 read = self._readers[index].read(piece.text, piece.token_ids)
                 choice = self._choices[index]
@@ -97,7 +101,7 @@ class AnswerResponse:
                     # Only now is it known that the answer is no refusal, which has a status of its own.
                     if not writer.has_started:
                         await self._open(writer)
-                    await self._write(writer, request.documents.piece(index, read, piece.text))
+                    await self._write(writer, request.documents.piece(index, read, piece))
                     if choice.finish_reason is not None:
                         await self._write(writer, request.documents.ending(index, choice))
         scope["state"]["num_tokens"] = sum(choice.num_tokens for choice in self._choices)
@@ -130,6 +134,14 @@ class AnswerResponse:
         await writer.end(
             msgspec.json.encode(envelope(request.head, request.documents.whole_object, choices, usage=total))
         )
+
+
+def _in_clients_words(refusal: RefusalError, guide_field: str | None) -> RefusalError:
+    """What the server says about its own input, said about the client's field."""
+    if guide_field is None or f"`{GUIDE}`" not in refusal.message:
+        return refusal
+    message = refusal.message.replace(f"`{GUIDE}`", f"`{guide_field}`")
+    return RefusalError(message, param=guide_field, status=refusal.status, code=refusal.code)
 
 
 class _Writer:

@@ -93,6 +93,7 @@ class _Door:
         self._settings = settings
         self._limit = AnswerLimit(settings.max_concurrent_answers)
         self._jobs = JobMaker(served.manifest, served.tokenizer, served.dialect, passes_stop_words=served.is_plain)
+        self._token_bytes = served.tokenizer.token_bytes()
         self._engine: EngineClient | None = None
         self._created = int(time.time())
 
@@ -109,13 +110,15 @@ class _Door:
         """`/v1/chat/completions`."""
         fields = read_fields(await self._body(request), ChatFields)
         work = await _in_thread(self._jobs.chat, fields)
-        return self._answer(fields, work, ChatDocuments(), "chatcmpl", self._served.dialect.reader)
+        documents = ChatDocuments(self._token_bytes if work.has_log_probs else None)
+        return self._answer(fields, work, documents, "chatcmpl", self._served.dialect.reader)
 
     async def complete(self, request: Request) -> AnswerResponse:
         """`/v1/completions`."""
         fields = read_fields(await self._body(request), CompletionFields)
         work = await _in_thread(self._jobs.completion, fields)
-        return self._answer(fields, work, CompletionDocuments(), "cmpl", PlainReader)
+        documents = CompletionDocuments(self._token_bytes if work.has_log_probs else None)
+        return self._answer(fields, work, documents, "cmpl", PlainReader)
 
     async def models(self, _: Request) -> Response:
         """`/v1/models`."""

@@ -39,12 +39,14 @@ class AnswerPiece:
         reasoning: What the model thought.
         calls: Functions it wants called.
         num_reasoning_tokens: Tokens that went into the reasoning.
+        content_places: Which of the tokens went into the content.
     """
 
     content: str = ""
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
     num_reasoning_tokens: int = 0
+    content_places: tuple[int, ...] = ()
 
 
 class AnswerReader(Protocol):
@@ -76,8 +78,7 @@ class PlainReader:
 
     def read(self, text: str, token_ids: Sequence[int]) -> AnswerPiece:
         """See `AnswerReader`."""
-        del token_ids
-        return AnswerPiece(content=text)
+        return AnswerPiece(content=text, content_places=tuple(range(len(token_ids))))
 
 
 class TemplateDialect:

@@ -17,6 +17,13 @@ Choices = Annotated[int, msgspec.Meta(ge=1, le=16)]
 StopWord = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 StopWords = Annotated[list[StopWord], msgspec.Meta(max_length=16)]
 FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+TokenKey = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,9}$")]
+TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=64)]
+Bias = Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]
+LogitBias = Annotated[dict[TokenKey, Bias], msgspec.Meta(max_length=1024)]
+TopLogProbs = Annotated[int, msgspec.Meta(ge=0, le=20)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31) + 1, le=2**31 - 1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0.0, le=86_400.0)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
@@ -78,8 +85,38 @@ class Tool(Body, frozen=True, kw_only=True):
     type: Literal["function"]
 
 
+class JsonSchemaFormat(Body, frozen=True, kw_only=True):
+    """A schema and its name; it is followed whether or not `strict` asks for that."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body, frozen=True, kw_only=True):
+    """What an answer looks like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(Body, frozen=True, kw_only=True):
+    """What an answer follows, in vLLM's words; one of them."""
+
+    json: str | dict[str, Any] | None = None
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class GenerationFields(Body, frozen=True, kw_only=True):
-    """What both kinds of requests share; the last row is ours."""
+    """What both kinds of requests share.
+
+    From `top_k` on the fields are those of other servers: vLLM's, and `max_time` of transformers and of Hugging Face's
+    inference API; `draft_tokens` is ours.
+    """
 
     model: str
     max_tokens: Count | None = None
@@ -88,6 +125,7 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     n: Choices | None = None
     stop: StopWord | StopWords | None = None
     seed: Seed | None = None
+    logit_bias: LogitBias | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     stream: bool | None = None
@@ -97,6 +135,11 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     min_tokens: CountOrNone | None = None
     draft_tokens: CountOrNone | None = None
     ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    priority: Priority | None = None
+    max_time: Seconds | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatFields(GenerationFields, frozen=True, kw_only=True):
@@ -107,12 +150,15 @@ class ChatFields(GenerationFields, frozen=True, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     reasoning_effort: Literal["low", "medium", "high"] | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogProbs | None = None
 
 
 class CompletionFields(GenerationFields, frozen=True, kw_only=True):
     """The body of `/v1/completions`."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    logprobs: TopLogProbs | None = None
 
 
 HARMLESS_FIELDS = frozenset(
@@ -134,14 +180,10 @@ REFUSED_FIELDS: dict[str, tuple[object, ...]] = {
     "echo": (None, False),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logit_bias": (None, {}),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "parallel_tool_calls": (None, True),
     "prediction": (None,),
-    "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
-    "top_logprobs": (None,),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }

@@ -89,6 +89,7 @@ class HarmonyReader:
         """See `AnswerReader`."""
         del text
         content, reasoning, calls, num_reasoning_tokens = [], [], list[CallPiece](), 0
+        content_places = []
         for place, token_id in enumerate(token_ids):
             if not self._process(token_id):
                 rest = token_ids[place:]
@@ -103,6 +104,7 @@ class HarmonyReader:
                 calls.append(self._call_piece(delta))
             elif self._is_for_user():
                 content.append(delta)
+                content_places.append(place)
             else:
                 reasoning.append(delta)
                 num_reasoning_tokens += 1
@@ -111,6 +113,7 @@ class HarmonyReader:
             reasoning="".join(reasoning),
             calls=tuple(calls),
             num_reasoning_tokens=num_reasoning_tokens,
+            content_places=tuple(content_places),
         )
 
     def _process(self, token_id: int) -> bool:

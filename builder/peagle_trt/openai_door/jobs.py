@@ -9,6 +9,7 @@ from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.errors import RequestError
 from peagle_trt.openai_door.dialects import Dialect
 from peagle_trt.openai_door.fields import ChatFields, CompletionFields, GenerationFields
+from peagle_trt.openai_door.guides import read_guide
 from peagle_trt.openai_door.refusals import RefusalError, invalid, unsupported
 from peagle_trt.spec import EngineManifest
 
@@ -28,10 +29,16 @@ class Work:
     Attributes:
         jobs: Inputs of the `peagle` model for every choice, in the order of the choices.
         num_prompt_tokens: Tokens of all prompts, each counted once.
+        max_seconds: When the answers end as they are; None for any time.
+        has_log_probs: Whether they come with log probabilities.
+        guide_field: The field that asked for a grammar, or None.
     """
 
     jobs: tuple[dict[str, object], ...]
     num_prompt_tokens: int
+    max_seconds: float | None = None
+    has_log_probs: bool = False
+    guide_field: str | None = None
 
 
 class JobMaker:
@@ -61,9 +68,15 @@ class JobMaker:
         self._check(fields)
         if fields.stop and not self._passes_stop_words:
             raise unsupported("stop", "would cut this model's reasoning; leave it out")
+        guide = read_guide(fields)
+        if guide is not None and not self._passes_stop_words:
+            raise unsupported(guide.field, "would hold this model's reasoning to the same form; leave it out")
         limit = _chat_limit(fields)
         prompt_ids = self._dialect.prompt_ids(fields)
-        return self._work(fields, [prompt_ids], limit=limit, param="messages")
+        if fields.top_logprobs is not None and not fields.logprobs:
+            raise invalid("top_logprobs", "means nothing without `logprobs`")
+        num_top = (fields.top_logprobs or 0) if fields.logprobs else None
+        return self._work(fields, [prompt_ids], limit=limit, param="messages", num_top=num_top)
 
     def completion(self, fields: CompletionFields) -> Work:
         """Work of a completion request.
@@ -73,7 +86,8 @@ class JobMaker:
         """
         self._check(fields)
         prompts = [self._prompt_ids(prompt) for prompt in _prompts(fields)]
-        return self._work(fields, prompts, limit=fields.max_tokens or DEFAULT_COMPLETION_TOKENS, param="prompt")
+        limit = fields.max_tokens or DEFAULT_COMPLETION_TOKENS
+        return self._work(fields, prompts, limit=limit, param="prompt", num_top=fields.logprobs)
 
     def _check(self, fields: GenerationFields) -> None:
         if fields.model != self._manifest.name:
@@ -88,6 +102,11 @@ class JobMaker:
         largest = self._manifest.shapes.max_draft_tokens
         if fields.draft_tokens is not None and fields.draft_tokens > largest:
             raise invalid("draft_tokens", f"is {fields.draft_tokens}; expected 0..{largest}")
+        vocab_size = self._manifest.target.vocab_size
+        for name, ids in (("stop_token_ids", fields.stop_token_ids), ("logit_bias", map(int, fields.logit_bias or {}))):
+            largest = max(ids or (), default=0)
+            if largest >= vocab_size:
+                raise invalid(name, f"holds the token {largest}; expected 0..{vocab_size - 1}")
 
     def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -100,18 +119,34 @@ class JobMaker:
             raise invalid("prompt", f"holds the token {max(prompt)}; expected 0..{vocab_size - 1}")
         return prompt
 
-    def _work(self, fields: GenerationFields, prompts: Sequence[list[int]], *, limit: int | None, param: str) -> Work:
+    def _work(
+        self,
+        fields: GenerationFields,
+        prompts: Sequence[list[int]],
+        *,
+        limit: int | None,
+        param: str,
+        num_top: int | None,
+    ) -> Work:
         num_choices = fields.n or 1
         if num_choices * len(prompts) > MAX_CHOICES:
             raise invalid("n", f"asks for {num_choices * len(prompts)} answers in one request; at most {MAX_CHOICES}")
-        settings = _settings(fields)
+        settings = _settings(fields) | ({} if num_top is None else {"num_top_log_probs": num_top})
+        guide = read_guide(fields)
+        settings |= {} if guide is None else guide.inputs()
         jobs: list[dict[str, object]] = []
         for prompt_ids in prompts:
             max_tokens = self._max_tokens(prompt_ids, limit, param)
             for _ in range(num_choices):
                 job = {"input_ids": prompt_ids, "max_tokens": max_tokens, "stream": True, **settings}
                 jobs.append(job | _seed(fields, len(jobs)))
-        return Work(jobs=tuple(jobs), num_prompt_tokens=sum(map(len, prompts)))
+        return Work(
+            jobs=tuple(jobs),
+            num_prompt_tokens=sum(map(len, prompts)),
+            max_seconds=fields.max_time,
+            has_log_probs=num_top is not None,
+            guide_field=None if guide is None else guide.field,
+        )
 
     def _max_tokens(self, prompt_ids: list[int], limit: int | None, param: str) -> int:
         room = self._manifest.shapes.max_sequence_length - len(prompt_ids)
@@ -162,6 +197,10 @@ def _settings(fields: GenerationFields) -> dict[str, object]:
         "draft_tokens": fields.draft_tokens,
         "stop_words": stop or None,
         "end_id": NO_END_ID if fields.ignore_eos else None,
+        "stop_token_ids": fields.stop_token_ids or None,
+        "priority": fields.priority,
+        "logit_bias_ids": [int(key) for key in fields.logit_bias or {}] or None,
+        "logit_bias_values": list((fields.logit_bias or {}).values()) or None,
     }
     return {name: value for name, value in wanted.items() if value is not None}
 

@@ -14,7 +14,7 @@ from peagle_trt.openai_door.refusals import RefusalError, unsupported
 Fields = TypeVar("Fields", bound=GenerationFields)
 
 _NAMED_FIELD = re.compile(r"field `([^`]*)`")
-_PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
+_PATH = re.compile(r" - at (?:`key` in )?`(?:key in )?\$\.?(.*)`$", re.DOTALL)
 
 
 def read_fields(body: bytes, kind: type[Fields]) -> Fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -108,9 +109,101 @@ def test_an_answer_has_the_id_its_request_came_with(client: openai.OpenAI) -> No
     assert client.models.with_raw_response.list().headers["x-request-id"].startswith("req-")
 
 
+def test_a_chats_log_probabilities_are_those_of_the_build(client: openai.OpenAI, loaded: LoadedBuild) -> None:
+    request = replace(loaded.chat_request(QUESTION, max_tokens=48), num_top_log_probs=2)
+    wanted = generate(loaded, [request])[0]
+    logprobs = client.chat.completions.create(**GREEDY, logprobs=True, top_logprobs=2).choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    assert b"".join(bytes(token.bytes or []) for token in logprobs.content).decode() == wanted.text
+    for token, entry in zip(logprobs.content, wanted.log_probs, strict=True):
+        assert token.logprob == pytest.approx(entry.log_prob, abs=1e-4)
+        given = [top.logprob for top in token.top_logprobs]
+        assert given == pytest.approx([value for _, value in entry.top], abs=1e-4)
+        assert token.top_logprobs[0].token == token.token
+
+
+def test_streamed_log_probabilities_are_those_of_the_whole(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 48, "logprobs": 2}
+    whole = client.completions.create(**ask).choices[0].logprobs
+    assert whole is not None and whole.token_logprobs is not None and whole.text_offset is not None
+    pieces = [piece.choices[0].logprobs for piece in client.completions.create(**ask, stream=True)]
+    streamed = [value for piece in pieces if piece for value in piece.token_logprobs or []]
+    assert streamed == pytest.approx(whole.token_logprobs, abs=1e-4)
+    assert [offset for piece in pieces if piece for offset in piece.text_offset or []] == whole.text_offset
+
+
+def test_a_stop_token_ends_the_answer(client: openai.OpenAI, loaded: LoadedBuild) -> None:
+    ids = generate(loaded, [loaded.chat_request(QUESTION, max_tokens=48)])[0].token_ids
+    answer = client.chat.completions.create(**GREEDY, extra_body={"stop_token_ids": [ids[7]]})
+    assert answer.choices[0].message.content == loaded.tokenizer.decode(ids[: ids.index(ids[7])])
+    assert answer.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_an_answer_whose_time_is_up_is_cut_off_and_says_so(client: openai.OpenAI, is_streaming: bool) -> None:
+    more = {"ignore_eos": True, "draft_tokens": 0, "max_time": 0.05}
+    answer: Any = client.chat.completions.create(**{**GREEDY, "max_tokens": 900}, extra_body=more, stream=is_streaming)
+    last = list(answer)[-1].choices[0] if is_streaming else answer.choices[0]
+    assert (last.finish_reason, last.stop_reason) == ("length", "deadline")
+
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"count": {"type": "integer", "minimum": 0, "maximum": 99}, "fruit": {"enum": ["apple", "pear"]}},
+    "required": ["count", "fruit"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_schema_is_followed(client: openai.OpenAI, is_streaming: bool) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": SCHEMA}}
+    ask = {**GREEDY, "max_tokens": 100, "response_format": form}
+    answer: Any = client.chat.completions.create(**ask, stream=is_streaming)
+    text = answer.choices[0].message.content if not is_streaming else ""
+    text = "".join(piece.choices[0].delta.content or "" for piece in answer) if is_streaming else text
+    found = json.loads(text)
+    assert isinstance(found["count"], int) and found["fruit"] in ("apple", "pear")
+
+
+def test_drafts_do_not_change_an_answer_that_follows_a_schema(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": SCHEMA}}
+    texts = [
+        client.chat.completions.create(**GREEDY, response_format=form, extra_body={"draft_tokens": count})
+        .choices[0]
+        .message.content
+        for count in (0, 5)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_an_answer_is_one_of_the_choices(client: openai.OpenAI) -> None:
+    more = {"structured_outputs": {"choice": ["seven", "eight"]}}
+    answer = client.completions.create(model="tiny", prompt=PROMPT, temperature=0, extra_body=more)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) in [("seven", "stop"), ("eight", "stop")]
+
+
+def test_a_biased_token_comes_and_a_barred_one_does_not(client: openai.OpenAI, loaded: LoadedBuild) -> None:
+    (wanted,) = loaded.tokenizer.encode("x", add_special_tokens=False)
+    text = client.chat.completions.create(**GREEDY, logit_bias={str(wanted): 100}).choices[0].message.content
+    assert text is not None and set(text) == {"x"}
+    first = generate(loaded, [loaded.chat_request(QUESTION, max_tokens=1)])[0].token_ids[0]
+    other = client.chat.completions.create(**{**GREEDY, "max_tokens": 1}, logit_bias={str(first): -100})
+    assert other.choices[0].message.content != loaded.tokenizer.decode([first])
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "logprobs": ({"logprobs": True}, "logprobs"),
-    "a schema": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "likeliest tokens of nothing": ({"top_logprobs": 2}, "top_logprobs"),
+    "a stop token of another model": ({"extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
+    "no time at all": ({"extra_body": {"max_time": 0}}, "max_time"),
+    "a schema that is none": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "lamp"}}}},
+        "response_format.json_schema.schema",
+    ),
+    "a format without its schema": ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    "a pattern that is none": ({"extra_body": {"structured_outputs": {"regex": "[a"}}}, "structured_outputs.regex"),
+    "a bias of no token": ({"logit_bias": {"x": 1}}, "logit_bias"),
+    "two grammars": ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs"),
     "a forced tool": ({"tool_choice": "required"}, "tool_choice"),
     "a misspelt field": ({"extra_body": {"temprature": 1}}, "temprature"),
     "too hot": ({"temperature": 3.0}, "temperature"),

@@ -200,6 +200,7 @@ def test_a_request_id_is_no_input_and_no_fault(served: Served) -> None:
 
 def test_classic_fillers_are_taken(served: Served, loaded: LoadedBuild) -> None:
     fillers = {"bad_words": "", "stop_words": "", "pad_id": 2, "beam_width": 1, "return_log_probs": False}
+    fillers |= dict.fromkeys(("return_num_input_tokens", "return_num_output_tokens", "return_perf_metrics"), True)
     assert served.http.generate({**ASK, **fillers}, model="ensemble")["text_output"] == expected_text(loaded)
 
 

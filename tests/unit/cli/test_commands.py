@@ -125,6 +125,11 @@ SAMPLING = {
     "-k": ("-1", "17"),
     "--stop": ("",),
     "--threads": ("0", "999999"),
+    "--num-answers": ("0", "17"),
+    "--min-tokens": ("-1",),
+    "--max-seconds": ("0", "x"),
+    "--log-probs": ("-1", "21"),
+    "--stop-token-id": ("-1",),
 }
 
 

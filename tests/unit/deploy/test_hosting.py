@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics, TokenLogProb
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.deploy.hosting.counters import CounterName, ServingCounters
 from peagle_trt.deploy.hosting.engine_host import EngineHost
@@ -81,6 +81,9 @@ class Request:
     def parameters(self) -> str:
         return ""
 
+    def timeout(self) -> int:
+        return 0
+
     def inputs(self) -> list[Any]:
         class Input:
             def __init__(self, name: str, array: NDArray[np.generic]) -> None:
@@ -115,7 +118,10 @@ class Driver:
         return list(self.requests.values())[-1][0]
 
     def emit(self, text: str, **fields: Any) -> None:
-        request, on_chunk = list(self.requests.values())[-1]
+        self.emit_to(list(self.requests)[-1], text, **fields)
+
+    def emit_to(self, request_id: str, text: str, **fields: Any) -> None:
+        request, on_chunk = self.requests[request_id]
         ids = tuple(byte_tokenizer().encode(text).ids)
         on_chunk(GenerationChunk(request_id=request.request_id, token_ids=ids, text=text, **fields))
 
@@ -307,6 +313,137 @@ def test_a_response_that_cannot_be_sent_does_not_stop_the_others(
     driver.emit("abc", finish_reason="length", metrics=METRICS)
     assert texts(wait(sender)) == ["abc"]
     assert "could not be sent" in caplog.text
+
+
+def test_log_probabilities_come_in_the_classic_shapes(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host, **STREAM, num_top_log_probs=shaped([2], "INT32"))
+    assert driver.last.num_top_log_probs == 2
+    entries = [TokenLogProb(log_prob=-0.5 - i, top=((7, -0.25), (9, -2.0))) for i in range(5)]
+    driver.emit("abc", log_probs=tuple(entries[:3]))
+    driver.emit("de", log_probs=tuple(entries[3:]), finish_reason="length", metrics=METRICS)
+    first, last = (response.arrays for response, _ in wait(sender))
+    assert first["output_log_probs"].tolist() == [[[-0.5, -1.5, -2.5]]]
+    assert (first["cum_log_probs"].tolist(), last["cum_log_probs"].tolist()) == ([[-4.5]], [[-12.5]])
+    assert last["top_token_ids"].tolist() == [[[7, 9], [7, 9]]]
+    assert last["top_log_probs"].dtype == np.float32
+
+
+def test_the_prompt_that_comes_back_has_no_log_probabilities(host: EngineHost, driver: Driver) -> None:
+    extra = {"exclude_input_in_output": [False], "return_log_probs": [True]}
+    sender = ask(host, **{name: shaped(values, "BOOL") for name, values in extra.items()})
+    driver.emit("a", log_probs=(TokenLogProb(log_prob=-1.0),), finish_reason="length", metrics=METRICS)
+    arrays = wait(sender)[0][0].arrays
+    assert (arrays["sequence_length"].item(), arrays["output_log_probs"].tolist()) == (3, [[[-1.0]]])
+
+
+SEVERAL = {"num_return_sequences": shaped([2], "INT32"), "seed": shaped([2**64 - 1], "UINT64")}
+
+
+def test_every_answer_has_a_seed_of_its_own(host: EngineHost, driver: Driver) -> None:
+    ask(host, **SEVERAL)
+    assert [request.sampling.seed for request, _ in driver.requests.values()] == [2**64 - 1, 0]
+
+
+def test_several_whole_answers_are_one_response(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host, **SEVERAL, return_text_bytes=shaped([True], "BOOL"))
+    first, second = driver.requests
+    driver.emit_to(second, "é", log_probs=(), finish_reason="stop", metrics=METRICS)
+    driver.emit_to(first, "abc", finish_reason="length", metrics=METRICS)
+    ((response, flags),) = wait(sender)
+    arrays = response.arrays
+    assert flags == FINAL
+    assert [text.decode() for text in arrays["text_output"][0]] == ["abc", "é"]
+    assert arrays["sequence_length"].tolist() == [[3, 2]]
+    assert arrays["output_ids"].shape == (1, 5)
+    assert arrays["text_bytes"].tolist() == [[3, 2]]
+    assert arrays["finish_reason"].tolist() == [[b"length", b"stop"]]
+    assert (arrays["num_output_tokens"].item(), arrays["num_input_tokens"].item()) == (12, 2)
+    assert arrays["acceptance_length"].item() == 3.0
+    assert arrays["accepted_by_position"].tolist() == [[4, 4, 0, 0, 0]]
+
+
+def test_streamed_answers_say_whose_piece_it_is_and_end_with_the_last(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host, **SEVERAL, **STREAM)
+    first, second = driver.requests
+    driver.emit_to(second, "x")
+    driver.emit_to(first, "abc", finish_reason="length", metrics=METRICS)
+    driver.emit_to(second, "y", finish_reason="stop", metrics=METRICS)
+    sent = wait(sender)
+    assert [response.arrays["sequence_index"].item() for response, _ in sent] == [1, 0, 1]
+    assert [flags for _, flags in sent] == [0, 0, FINAL]
+    assert sent[-1][0].arrays["num_output_tokens"].item() == METRICS.num_output_tokens
+
+
+def test_an_answer_that_fails_ends_the_others(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host, **SEVERAL, **STREAM)
+    first, second = driver.requests
+    driver.emit_to(first, "", finish_reason="error", error="out of memory", metrics=METRICS)
+    ((response, flags),) = wait(sender)
+    assert (response.error.code, flags) == ("internal", FINAL)
+    deadline = time.monotonic() + 5
+    while second not in driver.cancelled and time.monotonic() < deadline:
+        time.sleep(0.001)
+    driver.emit_to(second, "late", finish_reason="cancelled", metrics=METRICS)
+    assert set(driver.cancelled) == {second}
+    assert len(sender.sent) == 1
+
+
+def test_more_answers_than_may_wait_are_refused_together(host: EngineHost, driver: Driver) -> None:
+    response, _ = wait(ask(host, num_return_sequences=shaped([3], "INT32")))[0]
+    assert (response.error.code, driver.requests) == ("unavailable", {})
+
+
+def test_a_clients_time_limit_and_priority_reach_the_engine(host: EngineHost, driver: Driver) -> None:
+    sent = {"text_input": shaped([b"hi"], "STRING"), "max_tokens": shaped([6], "INT32")}
+    request = Request(**sent, priority=shaped([-3], "INT32"))
+    request.timeout = lambda: 250_000  # type: ignore[method-assign]
+    host.accept(request)
+    assert (driver.last.deadline_seconds, driver.last.priority) == (0.25, 3)
+
+
+def test_what_a_late_answer_has_so_far_is_an_answer(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host)
+    driver.emit("abc", finish_reason="deadline", metrics=METRICS)
+    arrays = wait(sender)[0][0].arrays
+    assert (arrays["text_output"].item(), arrays["finish_reason"].item()) == (b"abc", b"deadline")
+
+
+def test_stop_tokens_come_beside_the_models_own(host: EngineHost, driver: Driver) -> None:
+    ask(host, stop_token_ids=shaped([9, 2], "INT32"))
+    assert driver.last.end_ids == (2, 9)
+
+
+def test_a_grammar_reaches_the_engine(host: EngineHost, driver: Driver) -> None:
+    guide = {"guided_decoding_guide_type": b"choice", "guided_decoding_guide": b'["a"]'}
+    ask(host, **{name: shaped([text], "STRING") for name, text in guide.items()})
+    assert driver.last.guide is not None
+    assert np.flatnonzero(driver.last.guide.start().allowed()).tolist() == byte_tokenizer().encode("a").ids
+
+
+def test_a_bad_grammar_is_the_clients_fault_by_name(host: EngineHost, driver: Driver) -> None:
+    guide = {"guided_decoding_guide_type": b"regex", "guided_decoding_guide": b"[a"}
+    response, _ = wait(ask(host, **{name: shaped([text], "STRING") for name, text in guide.items()}))[0]
+    assert (response.error.code, driver.requests) == ("invalid", {})
+    assert "`guided_decoding_guide`" in str(response.error)
+
+
+def test_biases_of_tokens_come_beside_those_of_words(host: EngineHost, driver: Driver) -> None:
+    words = {"embedding_bias_words": shaped([b"a"], "STRING"), "embedding_bias_weights": shaped([2.0], "FP32")}
+    ask(host, **words, logit_bias_ids=shaped([7], "INT32"), logit_bias_values=shaped([-1.0], "FP32"))
+    assert driver.last.sampling.logit_bias == ((byte_tokenizer().encode("a").ids[0], 2.0), (7, -1.0))
+    response, _ = wait(ask(host, logit_bias_ids=shaped([256], "INT32"), logit_bias_values=shaped([1.0], "FP32")))[0]
+    assert "`logit_bias_ids`" in str(response.error)
+
+
+def test_errors_say_their_code_to_those_who_ask(host: EngineHost, driver: Driver) -> None:
+    sent = {"text_input": shaped([b"hi"], "STRING"), "max_tokens": shaped([6], "INT32")}
+    for more, start in (({"top_p": shaped([2.0], "FP32")}, "INVALID_ARG: `top_p`"), ({}, "INTERNAL: out of")):
+        request = Request(**sent, **more)
+        request.parameters = lambda: '{"peagle_error_codes": true}'  # type: ignore[method-assign]
+        host.accept(request)
+        if not more:
+            driver.emit("", finish_reason="error", error="out of memory", metrics=METRICS)
+        assert str(wait(request.sender)[0][0].error).startswith(start)
 
 
 class Counter:

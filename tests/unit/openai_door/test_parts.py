@@ -49,7 +49,9 @@ def rendered(template: str, fields: ChatFields) -> str:
         ({"messages": [{"role": "user", "content": "a", "colour": 1}]}, "messages[0].colour"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"best_of": True}, "best_of"),
     ],
 )

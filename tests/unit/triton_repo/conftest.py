@@ -43,6 +43,9 @@ class Request:
     def parameters(self) -> str:
         return ""
 
+    def timeout(self) -> int:
+        return 0
+
     def inputs(self) -> list[Tensor]:
         return [Tensor(name, array) for name, array in self._arrays.items()]
 

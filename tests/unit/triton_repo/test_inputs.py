@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peagle_trt_repo.inputs import InvalidRequestError, read_fields
+from peagle_trt_repo.inputs import (
+    InvalidRequestError,
+    read_deadline,
+    read_fields,
+    refuse_unknown_parameters,
+)
 from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.tensors import PEAGLE_INPUTS, REFUSED_INPUTS
 
@@ -20,7 +25,7 @@ def arrays(**values: object) -> dict[str, NDArray[np.generic]]:
 def test_the_least_request_is_greedy_and_whole() -> None:
     fields = read_fields(arrays(text_input=b"hello", max_tokens=4))
     assert (fields.prompt_text, fields.max_tokens, fields.is_streaming, fields.temperature) == ("hello", 4, False, 0.0)
-    assert (fields.top_k, fields.top_p, fields.seed, fields.end_id, fields.draft_tokens) == (0, 1.0, None, None, None)
+    assert (fields.top_k, fields.top_p, fields.seed, fields.end_ids, fields.draft_tokens) == (0, 1.0, None, None, None)
 
 
 def test_ids_take_the_place_of_the_text() -> None:
@@ -72,6 +77,9 @@ def test_an_old_and_a_new_name_that_differ_are_refused() -> None:
         ("frequency_penalty", float("inf")),
         ("min_tokens", -1),
         ("end_id", -2),
+        ("end_id", [3, -1]),
+        ("num_return_sequences", 17),
+        ("num_top_log_probs", -1),
         ("draft_tokens", -2),
         ("stream", [True, False]),
         ("text_input", [b"\xff"]),
@@ -86,10 +94,8 @@ def test_a_value_out_of_range_is_named(name: str, value: object) -> None:
 # One value each that asks for something.
 ASKING = {
     "beam_width": 2,
-    "num_return_sequences": 2,
     "length_penalty": 0.5,
     "decoder_text_input": b"a",
-    "return_log_probs": True,
     "return_context_logits": True,
     "return_generation_logits": True,
     "prompt_embedding_table": 0.0,
@@ -98,8 +104,6 @@ ASKING = {
     "lora_task_id": 1,
     "lora_weights": 0.0,
     "lora_config": [0, 0, 0],
-    "guided_decoding_guide_type": b"json",
-    "guided_decoding_guide": b"{}",
 }
 
 
@@ -129,3 +133,87 @@ def test_biases_that_do_not_fit_their_words_are_named(weights: list[float]) -> N
 
 def test_stop_words_keep_their_order_and_lose_the_empty_ones() -> None:
     assert read_fields(arrays(text_input=b"a", max_tokens=1, stop_words=[b"b", b"", b"a"])).stop_words == ("b", "a")
+
+
+def test_beams_are_refused_with_what_there_is_instead() -> None:
+    with pytest.raises(InvalidRequestError, match=r"`beam_width` is not supported.*`num_return_sequences`"):
+        read_fields(arrays(text_input=b"a", max_tokens=1, beam_width=2))
+
+
+@pytest.mark.parametrize(("sent", "read"), [([5, 9], (5, 9)), ([-1], ()), ([], None), (7, (7,))])
+def test_end_tokens_are_one_several_or_none(sent: object, read: object) -> None:
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, end_id=sent)).end_ids == read
+
+
+@pytest.mark.parametrize(
+    ("sent", "count"), [({}, None), ({"return_log_probs": False}, None), ({"return_log_probs": True}, 0)]
+)
+def test_log_probabilities_are_asked_for_by_their_classic_name(sent: dict[str, object], count: int | None) -> None:
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, **sent)).num_top_log_probs == count
+
+
+def test_asking_for_the_likeliest_tokens_asks_for_log_probabilities() -> None:
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, num_top_log_probs=3)).num_top_log_probs == 3
+
+
+@pytest.mark.parametrize("sent", [0, 1])
+def test_no_or_one_sequence_is_one_answer(sent: int) -> None:
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, num_return_sequences=sent)).num_sequences == 1
+
+
+def test_a_time_limit_comes_with_the_request_or_among_its_parameters() -> None:
+    assert read_deadline({}, 0) is None
+    assert read_deadline({}, 1_500_000) == 1.5
+    assert read_deadline({"timeout": 250_000}, 0) == 0.25
+
+
+@pytest.mark.parametrize("sent", [-1, 1.5, "10", True])
+def test_a_time_limit_that_is_none_is_named(sent: object) -> None:
+    with pytest.raises(InvalidRequestError, match="`timeout`"):
+        read_deadline({"timeout": sent}, 0)
+
+
+@pytest.mark.parametrize(("other", "ours"), [("runtime_top_k", "top_k"), ("streaming", "stream")])
+def test_a_name_of_another_classic_model_leads_to_ours(other: str, ours: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"`{other}`.*did you mean `{ours}`"):
+        refuse_unknown_parameters({other: 1})
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ({}, ("", "")),
+        ({"guided_decoding_guide_type": b"", "guided_decoding_guide": b""}, ("", "")),
+        ({"guided_decoding_guide_type": b"json"}, ("json", "")),
+        ({"guided_decoding_guide_type": b"regex", "guided_decoding_guide": b"a+"}, ("regex", "a+")),
+    ],
+)
+def test_a_grammar_comes_under_its_classic_names(sent: dict[str, object], read: tuple[str, str]) -> None:
+    fields = read_fields(arrays(text_input=b"a", max_tokens=1, **sent))
+    assert (fields.guide_type, fields.guide) == read
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"guided_decoding_guide_type": b"structural_tag"}, "`guided_decoding_guide_type` is `structural_tag`"),
+        ({"guided_decoding_guide_type": b"regex"}, "`guided_decoding_guide` is missing"),
+        ({"guided_decoding_guide": b"a+"}, "`guided_decoding_guide` means nothing"),
+        ({"guided_decoding_guide_type": b"json", "guided_decoding_guide": b"{}"}, "`guided_decoding_guide` means"),
+    ],
+)
+def test_half_a_grammar_is_named(sent: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        read_fields(arrays(text_input=b"a", max_tokens=1, **sent))
+
+
+def test_biases_of_tokens_are_pairs() -> None:
+    bias = {"logit_bias_ids": [5, 7], "logit_bias_values": [1.5, -2.0]}
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, **bias)).token_biases == ((5, 1.5), (7, -2.0))
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, float("inf")]])
+def test_biases_that_do_not_fit_their_tokens_are_named(values: list[float]) -> None:
+    bias = {"logit_bias_ids": [5, 7], "logit_bias_values": values}
+    with pytest.raises(InvalidRequestError, match="`logit_bias_values`"):
+        read_fields(arrays(text_input=b"a", max_tokens=1, **bias))

@@ -2,65 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.decode.request import GenerationChunk, RequestMetrics
-from peagle_trt_repo.outputs import AnswerMetrics, answer_arrays, metric_arrays, text_length_array
+from peagle_trt.decode.request import GenerationChunk, RequestMetrics, TokenLogProb
+from peagle_trt_repo.outputs import (
+    AnswerMetrics,
+    answer_arrays,
+    log_prob_arrays,
+    metric_arrays,
+    shaped,
+    text_length_array,
+    top_log_prob_arrays,
+)
 from peagle_trt_repo.python_backend import ErrorCode, ResponseSender, send_arrays, send_error
 
 
+@dataclass(slots=True)
+class Part:
+    """One of the answers to a request, as far as it was not sent yet.
+
+    Attributes:
+        text: Text; starts as the prompt where the client wants it back.
+        token_ids: Tokens.
+        log_probs: Of the tokens, where the client wants them; of the answer's alone.
+        cumulative: Sum of the log probabilities of all tokens so far, those sent included.
+        last: The last chunk, once it is there.
+    """
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[TokenLogProb] = field(default_factory=list)
+    cumulative: float = 0.0
+    last: GenerationChunk | None = None
+
+    def add(self, chunk: GenerationChunk) -> None:
+        """Takes what one step added."""
+        self.text += chunk.text
+        self.token_ids += chunk.token_ids
+        self.log_probs += chunk.log_probs
+        self.cumulative += sum(entry.log_prob for entry in chunk.log_probs)
+        if chunk.finish_reason is not None:
+            self.last = chunk
+
+    def clear(self) -> None:
+        """Forgets what was sent."""
+        self.text, self.token_ids, self.log_probs = "", [], []
+
+
 @dataclass(slots=True, kw_only=True)
-class Answer:
-    """One request's answer on its way out. Used by one thread, the response writer.
+class Reply:
+    """All answers to one request on their way out. Used by one thread, the response writer.
 
     Attributes:
         sender: The client.
         is_streaming: One response a chunk; otherwise one for everything.
         returns_text_bytes: Every response says how long its text is.
-        on_finish: Called once, after the last response.
-        text: Text not yet sent; starts as the prompt where the client wants it back.
-        token_ids: Tokens not yet sent.
+        num_top_log_probs: 0 for log probabilities of the tokens, n for those of the n likeliest too; None for none.
+        names_error_codes: An error says its code.
+        on_finish: Called with the last chunk of every answer, after what was sent of it.
+        parts: The answers, in order.
+        is_closed: Whether the client has its last response, answers still running or not.
     """
 
     sender: ResponseSender
     is_streaming: bool
     returns_text_bytes: bool
+    num_top_log_probs: int | None = None
+    names_error_codes: bool = False
     on_finish: Callable[[GenerationChunk], None]
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
+    parts: list[Part]
+    is_closed: bool = False
+
+    def receive(self, index: int, chunk: GenerationChunk) -> None:
+        """Takes what one step added to one answer and sends what can be sent."""
+        part = self.parts[index]
+        part.add(chunk)
+        if chunk.finish_reason is not None:
+            try:
+                self._finish(index, chunk)
+            finally:
+                self.on_finish(chunk)
+        elif self.is_streaming and part.token_ids and not self.is_closed:
+            send_arrays(self.sender, self._piece(index), is_last=False)
+
+    def _finish(self, index: int, chunk: GenerationChunk) -> None:
+        if self.is_closed:
+            return
+        failure = _failure(chunk)
+        is_last = failure is not None or all(part.last is not None for part in self.parts)
+        self.is_closed = is_last
+        if failure is not None:
+            send_error(self.sender, *failure, names_code=self.names_error_codes)
+        elif self.is_streaming:
+            send_arrays(self.sender, self._piece(index) | metric_arrays(answer_metrics([chunk])), is_last=is_last)
+        elif is_last:
+            chunks = [part.last for part in self.parts if part.last is not None]
+            send_arrays(self.sender, self._arrays(self.parts) | metric_arrays(answer_metrics(chunks)), is_last=True)
+
+    def _piece(self, index: int) -> dict[str, NDArray[np.generic]]:
+        arrays = self._arrays([self.parts[index]])
+        if len(self.parts) > 1:
+            arrays["sequence_index"] = shaped([index], "INT32")
+        self.parts[index].clear()
+        return arrays
+
+    def _arrays(self, parts: Sequence[Part]) -> dict[str, NDArray[np.generic]]:
+        texts = [part.text for part in parts]
+        arrays = answer_arrays(texts, [part.token_ids for part in parts])
+        if self.returns_text_bytes:
+            arrays["text_bytes"] = text_length_array(texts)
+        if self.num_top_log_probs is not None:
+            values = [[entry.log_prob for entry in part.log_probs] for part in parts]
+            arrays |= log_prob_arrays([part.cumulative for part in parts], values)
+        if self.num_top_log_probs:
+            arrays |= top_log_prob_arrays([entry.top for part in parts for entry in part.log_probs])
+        return arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of a reply, as the engine's thread knows it."""
+
+    reply: Reply
+    index: int
 
     def receive(self, chunk: GenerationChunk) -> None:
-        """Takes what one step added and sends what can be sent."""
-        self.text += chunk.text
-        self.token_ids += chunk.token_ids
-        if chunk.finish_reason is not None:
-            self._finish(chunk)
-        elif self.is_streaming and self.token_ids:
-            send_arrays(self.sender, self._take_arrays(), is_last=False)
+        """See `Reply.receive`."""
+        self.reply.receive(self.index, chunk)
 
-    def _finish(self, chunk: GenerationChunk) -> None:
-        try:
-            if chunk.finish_reason == "error":
-                send_error(self.sender, _error_code(chunk), chunk.error)
-            elif chunk.finish_reason == "deadline" and chunk.metrics is None:
-                send_error(self.sender, "UNAVAILABLE", "the request's time was up before its turn came")
-            elif chunk.finish_reason == "cancelled":
-                send_error(self.sender, "CANCELLED", "the request was cancelled")
-            else:
-                send_arrays(self.sender, self._take_arrays() | metric_arrays(answer_metrics(chunk)), is_last=True)
-        finally:
-            self.on_finish(chunk)
 
-    def _take_arrays(self) -> dict[str, NDArray[np.generic]]:
-        arrays = answer_arrays(self.text, self.token_ids)
-        if self.returns_text_bytes:
-            arrays["text_bytes"] = text_length_array(self.text)
-        self.text, self.token_ids = "", []
-        return arrays
+def _failure(chunk: GenerationChunk) -> tuple[ErrorCode, str] | None:
+    """Why there is no answer, or None."""
+    if chunk.finish_reason == "error":
+        return _error_code(chunk), chunk.error
+    if chunk.finish_reason == "deadline" and chunk.metrics is None:
+        return "UNAVAILABLE", "the request's time was up before its turn came"
+    if chunk.finish_reason == "cancelled":
+        return "CANCELLED", "the request was cancelled"
+    return None
 
 
 def _error_code(chunk: GenerationChunk) -> ErrorCode:
@@ -70,23 +153,26 @@ def _error_code(chunk: GenerationChunk) -> ErrorCode:
     return "INVALID_ARG" if chunk.metrics is None else "INTERNAL"
 
 
-def answer_metrics(chunk: GenerationChunk) -> AnswerMetrics:
-    """The metrics of a whole answer's last chunk, under the names of the outputs."""
-    metrics = chunk.metrics
-    assert metrics is not None and chunk.finish_reason is not None
+def answer_metrics(chunks: Sequence[GenerationChunk]) -> AnswerMetrics:
+    """The metrics of whole answers' last chunks, under the names of the outputs."""
+    all_metrics = [chunk.metrics for chunk in chunks if chunk.metrics is not None]
+    assert len(all_metrics) == len(chunks), "the last chunk of a whole answer carries metrics"
+    drafted, accepted = sum(m.num_draft_tokens for m in all_metrics), sum(m.num_accepted_tokens for m in all_metrics)
+    verified = sum(m.num_verify_steps for m in all_metrics)
     return AnswerMetrics(
-        num_input_tokens=metrics.num_prompt_tokens,
-        num_output_tokens=metrics.num_output_tokens,
-        total_draft_tokens=metrics.num_draft_tokens,
-        total_accepted_draft_tokens=metrics.num_accepted_tokens,
-        acceptance_rate=_acceptance_rate(metrics),
-        acceptance_length=metrics.acceptance_length,
-        num_verify_steps=metrics.num_verify_steps,
-        # An empty tensor is not what every client reads as empty.
-        accepted_by_position=metrics.accepted_by_position or (0,),
-        finish_reason=chunk.finish_reason,
+        num_input_tokens=all_metrics[0].num_prompt_tokens,
+        num_output_tokens=sum(m.num_output_tokens for m in all_metrics),
+        total_draft_tokens=drafted,
+        total_accepted_draft_tokens=accepted,
+        acceptance_rate=accepted / drafted if drafted else 0.0,
+        acceptance_length=1.0 + accepted / verified if verified else 1.0,
+        num_verify_steps=verified,
+        accepted_by_position=_accepted_by_position(all_metrics),
+        finish_reason=tuple(chunk.finish_reason or "" for chunk in chunks),
     )
 
 
-def _acceptance_rate(metrics: RequestMetrics) -> float:
-    return metrics.num_accepted_tokens / metrics.num_draft_tokens if metrics.num_draft_tokens else 0.0
+def _accepted_by_position(all_metrics: Sequence[RequestMetrics]) -> tuple[int, ...]:
+    sums = tuple(sum(counts) for counts in zip(*(m.accepted_by_position for m in all_metrics), strict=True))
+    # An empty tensor is not what every client reads as empty.
+    return sums or (0,)

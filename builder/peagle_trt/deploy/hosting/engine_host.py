@@ -6,19 +6,28 @@ import functools
 import itertools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from peagle_trt.decode.guidance import GuideCompiler
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest
+from peagle_trt.decode.several import sequence_requests
 from peagle_trt.decode.text import TextTokenizer
-from peagle_trt.deploy.hosting.answer import Answer
+from peagle_trt.deploy.hosting.answer import Answer, Part, Reply
 from peagle_trt.deploy.hosting.counters import ServingCounters
 from peagle_trt.deploy.hosting.generation import make_generation_request
 from peagle_trt.deploy.hosting.response_writer import ResponseWriter
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.errors import RequestError
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields, refuse_unknown_parameters
+from peagle_trt_repo.inputs import (
+    ERROR_CODES,
+    InvalidRequestError,
+    RequestFields,
+    read_deadline,
+    read_fields,
+    refuse_unknown_parameters,
+)
 from peagle_trt_repo.python_backend import (
     InferenceRequest,
     ResponseSender,
@@ -74,8 +83,9 @@ class EngineHost:
         self._manifest = manifest
         self._tokenizer = tokenizer
         self._settings = settings
+        self._guides = GuideCompiler(tokenizer, manifest.target.vocab_size, manifest.target.eos_token_ids)
         self._counters = counters
-        self._answers: dict[str, Answer] = {}
+        self._replies: dict[str, Reply] = {}
         self._lock = threading.Lock()
         self._request_numbers = itertools.count(1)
         self._writer = ResponseWriter(self._check, settings.cancellation_check_period_ms / 1000)
@@ -83,46 +93,61 @@ class EngineHost:
 
     def accept(self, request: InferenceRequest) -> None:
         """Takes one request; its answer, or the reason for none, goes to its sender."""
-        sender = request.get_response_sender()
+        sender, parameters = request.get_response_sender(), request_parameters(request)
+        names_codes = bool(parameters.get(ERROR_CODES))
         try:
-            refuse_unknown_parameters(request_parameters(request))
-            self._submit(read_fields(request_arrays(request)), sender)
+            refuse_unknown_parameters(parameters)
+            deadline = read_deadline(parameters, request.timeout())
+            self._submit(read_fields(request_arrays(request)), sender, deadline, names_codes)
         except (InvalidRequestError, RequestError) as error:
-            send_error(sender, "INVALID_ARG", str(error))
+            send_error(sender, "INVALID_ARG", str(error), names_code=names_codes)
 
     def close(self) -> None:
         """Stops the engine and everything around it."""
         self._driver.close()
         self._writer.close()
 
-    def _submit(self, fields: RequestFields, sender: ResponseSender) -> None:
+    def _submit(
+        self, fields: RequestFields, sender: ResponseSender, deadline_seconds: float | None, names_codes: bool
+    ) -> None:
         request_id = f"r{next(self._request_numbers)}"
         request = make_generation_request(
             request_id,
             fields,
             tokenizer=self._tokenizer,
             manifest=self._manifest,
+            guides=self._guides,
             default_draft_tokens="auto" if self._settings.default_draft_tokens == "auto" else None,
+            deadline_seconds=deadline_seconds,
         )
-        answer = Answer(
+        reply = Reply(
             sender=sender,
             is_streaming=fields.is_streaming,
             returns_text_bytes=fields.returns_text_bytes,
+            num_top_log_probs=fields.num_top_log_probs,
+            names_error_codes=names_codes,
             on_finish=self._finish,
+            parts=[Part() for _ in range(fields.num_sequences)],
         )
         if not fields.is_streaming and self._returns_prompt(fields):
-            answer.text = self._tokenizer.decode(request.prompt_ids)
-            answer.token_ids = list(request.prompt_ids)
-        self._start(request, answer)
+            for part in reply.parts:
+                part.text = self._tokenizer.decode(request.prompt_ids)
+                part.token_ids = list(request.prompt_ids)
+        self._start(sequence_requests(request, fields.num_sequences), reply)
 
-    def _start(self, request: GenerationRequest, answer: Answer) -> None:
+    def _start(self, requests: Sequence[GenerationRequest], reply: Reply) -> None:
         with self._lock:
-            is_full = len(self._answers) >= self._settings.max_pending_requests
+            is_full = len(self._replies) + len(requests) > self._settings.max_pending_requests
             if not is_full:
-                self._answers[request.request_id] = answer
+                self._replies |= dict.fromkeys([request.request_id for request in requests], reply)
         if is_full:
-            send_error(answer.sender, "UNAVAILABLE", f"{self._settings.max_pending_requests} requests are pending")
+            message = f"{self._settings.max_pending_requests} requests are pending"
+            send_error(reply.sender, "UNAVAILABLE", message, names_code=reply.names_error_codes)
             return
+        for index, request in enumerate(requests):
+            self._hand_over(request, Answer(reply, index))
+
+    def _hand_over(self, request: GenerationRequest, answer: Answer) -> None:
         on_chunk = functools.partial(self._writer.put, answer)
         try:
             self._driver.submit(request, on_chunk)
@@ -140,14 +165,15 @@ class EngineHost:
 
     def _finish(self, chunk: GenerationChunk) -> None:
         with self._lock:
-            self._answers.pop(chunk.request_id, None)
+            self._replies.pop(chunk.request_id, None)
         self._counters.count_answer(chunk)
 
     def _check(self) -> None:
         """Looks for clients that left, and publishes the counters. Runs in the writer's thread, as `_finish` does."""
         with self._lock:
-            answers = list(self._answers.items())
-        for request_id, answer in answers:
-            if answer.sender.is_cancelled():
+            replies = list(self._replies.items())
+        for request_id, reply in replies:
+            # Of several answers one may have failed, and the rest are of no use any more.
+            if reply.is_closed or reply.sender.is_cancelled():
                 self._driver.cancel(request_id)
         self._counters.publish()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
+from peagle_trt.decode.guidance import GuideCompiler, GuideKind, GuideSettings
+from peagle_trt.decode.guide import Guide
 from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, RequestFields
+from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, GUIDE, InvalidRequestError, RequestFields
 from peagle_trt_repo.texts import encode_prompt
-
-NO_END_ID = -1
-"""What a client sends as `end_id` to generate to the limit. Source: TensorRT-LLM's runtime."""
 
 
 def make_generation_request(
@@ -18,7 +19,9 @@ def make_generation_request(
     *,
     tokenizer: TextTokenizer,
     manifest: EngineManifest,
+    guides: GuideCompiler,
     default_draft_tokens: DraftTokens,
+    deadline_seconds: float | None = None,
 ) -> GenerationRequest:
     """Translates a checked request.
 
@@ -27,14 +30,21 @@ def make_generation_request(
         fields: What the client sent.
         tokenizer: The build's.
         manifest: The build's.
+        guides: For its tokenizer.
         default_draft_tokens: K where the client does not say.
+        deadline_seconds: When its time is up.
 
     Raises:
-        InvalidRequestError: Nothing is left to continue.
+        InvalidRequestError: Nothing is left to continue, or a token is none of the target's.
+        RequestError: The grammar is none.
     """
     prompt_ids = fields.prompt_ids or tuple(
         encode_prompt(tokenizer, fields.prompt_text or "", applies_chat_template=fields.applies_chat_template)
     )
+    biased = tuple(token_id for token_id, _ in fields.token_biases)
+    named = {"end_id": fields.end_ids or (), "stop_token_ids": fields.stop_token_ids, "logit_bias_ids": biased}
+    for name, ids in named.items():
+        _check_ids(name, ids, manifest.target.vocab_size)
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=prompt_ids,
@@ -43,7 +53,23 @@ def make_generation_request(
         end_ids=_end_ids(fields, manifest),
         stop_strings=fields.stop_words,
         draft_tokens=_draft_tokens(fields, default_draft_tokens),
+        # The engine's highest goes first, as its own callers have it.
+        priority=-fields.priority,
+        deadline_seconds=deadline_seconds,
+        num_top_log_probs=fields.num_top_log_probs,
+        guide=_guide(fields, guides),
     )
+
+
+def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    if not 0 <= min(ids, default=0) <= max(ids, default=0) < vocab_size:
+        raise InvalidRequestError(f"`{name}` holds a token id outside 0..{vocab_size - 1}")
+
+
+def _guide(fields: RequestFields, guides: GuideCompiler) -> Guide | None:
+    if not fields.guide_type:
+        return None
+    return guides.compile(GuideSettings(kind=cast(GuideKind, fields.guide_type), text=fields.guide), field=GUIDE)
 
 
 def _draft_tokens(fields: RequestFields, default: DraftTokens) -> DraftTokens:
@@ -65,7 +91,10 @@ def _sampling(fields: RequestFields, tokenizer: TextTokenizer) -> SamplingSettin
         min_tokens=fields.min_tokens,
         bad_words=tuple(ids for word in fields.bad_words for ids in word_spellings(tokenizer, word)),
         # A token that both spellings share is biased once, and a space of its own never.
-        logit_bias=tuple({token_id: bias for ids, bias in biased for token_id in ids if token_id not in space}.items()),
+        logit_bias=(
+            *{token_id: bias for ids, bias in biased for token_id in ids if token_id not in space}.items(),
+            *fields.token_biases,
+        ),
         seed=fields.seed,
     )
 
@@ -81,6 +110,5 @@ def word_spellings(tokenizer: TextTokenizer, word: str) -> list[tuple[int, ...]]
 
 
 def _end_ids(fields: RequestFields, manifest: EngineManifest) -> tuple[int, ...]:
-    if fields.end_id is None:
-        return manifest.target.eos_token_ids
-    return () if fields.end_id == NO_END_ID else (fields.end_id,)
+    end_ids = manifest.target.eos_token_ids if fields.end_ids is None else fields.end_ids
+    return tuple(dict.fromkeys((*end_ids, *fields.stop_token_ids)))
