@@ -1,10 +1,10 @@
-"""What builds of one pair in several precisions cost on this CPU: the numbers of docs/integers.md.
+"""What builds of one pair in several precisions cost on this CPU: the times of docs/integers.md.
 
     python scripts/compare_precisions.py BUILD [BUILD ...] [--prompts SET,...] [--num-prompts N] [--max-tokens N]
 
 The first build is what others are compared with. Builds answer every prompt in turns, plainly and with drafts, on one
-thread; time is the process's CPU time, so that a busy machine matters little. Divergence and agreement are over the
-tokens of the first build's plain answers. Prints a Markdown table.
+thread; time is the process's CPU time, so that a busy machine matters little. What they lose is told by
+`peagle-trt bench BUILD --against REFERENCE`. Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -15,12 +15,8 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from peagle_trt.bench.prompt_sets import read_prompts
 from peagle_trt.decode.session import Generation, LoadedBuild, generate, open_build
-from peagle_trt.engine.protocol import TargetRows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,16 +29,6 @@ class Tally:
     num_accepted: int = 0
     num_equal: int = 0
     num_as_first: int = 0
-    divergences: list[NDArray[np.float64]] = field(default_factory=list)
-    agreements: list[NDArray[np.bool_]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """The first build's plain answer, and the logarithms of the probabilities that led to it, [T, V]."""
-
-    token_ids: tuple[int, ...]
-    log_probabilities: NDArray[np.float64]
 
 
 def main() -> None:
@@ -62,16 +48,16 @@ def main() -> None:
     for build in builds.values():
         answer(build, prompts[0], options.draft_tokens, 8)
     for prompt in prompts:
-        first: Reference | None = None
+        first: tuple[int, ...] | None = None
         for path, build in builds.items():
-            first = compare(tallies[path], build, prompt, options, first)
+            found = compare(tallies[path], build, prompt, options)
+            first = found if first is None else first
+            tallies[path].num_as_first += found == first
     report(tallies)
 
 
-def compare(
-    tally: Tally, build: LoadedBuild, prompt: str, options: argparse.Namespace, first: Reference | None
-) -> Reference:
-    """Answer one prompt plainly and with drafts; returns the first build's plain answer."""
+def compare(tally: Tally, build: LoadedBuild, prompt: str, options: argparse.Namespace) -> tuple[int, ...]:
+    """Answer one prompt plainly and with drafts; returns the plain answer."""
     plain, plain_ms = answer(build, prompt, 0, options.max_tokens)
     drafted, drafted_ms = answer(build, prompt, options.draft_tokens, options.max_tokens)
     tally.plain_ms.append(plain_ms)
@@ -79,25 +65,7 @@ def compare(
     tally.num_steps += drafted.metrics.num_verify_steps
     tally.num_accepted += drafted.metrics.num_accepted_tokens
     tally.num_equal += plain.token_ids == drafted.token_ids
-    token_ids = plain.token_ids if first is None else first.token_ids
-    found = Reference(token_ids=token_ids, log_probabilities=read(build, prompt, token_ids))
-    reference = found if first is None else first
-    expected = reference.log_probabilities
-    tally.num_as_first += plain.token_ids == reference.token_ids
-    tally.divergences.append((np.exp(expected) * (expected - found.log_probabilities)).sum(axis=1))
-    tally.agreements.append(expected.argmax(axis=1) == found.log_probabilities.argmax(axis=1))
-    return reference
-
-
-def read(build: LoadedBuild, prompt: str, token_ids: tuple[int, ...]) -> NDArray[np.float64]:
-    """What a target says before each token of an answer, [T, V] logarithms of probabilities."""
-    prompt_ids = build.chat_request(prompt, max_tokens=1).prompt_ids
-    text = np.array([*prompt_ids, *token_ids[:-1]], np.int32)
-    rows = TargetRows(slot=0, token_ids=text, start_position=0, num_logit_rows=len(token_ids))
-    logits = np.asarray(build.engine.run_target([rows])[0].logits, np.float64)
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    normalised: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return normalised
+    return plain.token_ids
 
 
 def answer(build: LoadedBuild, prompt: str, draft_tokens: int, max_tokens: int) -> tuple[Generation, float]:
@@ -112,10 +80,9 @@ def report(tallies: dict[Path, Tally]) -> None:
     """Print the table."""
     print(
         "| build | MB | plain, ms a token | with drafts | speed-up | acceptance length | own answers equal "
-        "| plain, times the first's | with drafts, times the first's plain | KL, nats | top-1 agreement "
-        "| answers as the first's |"
+        "| plain, times the first's | with drafts, times the first's plain | answers as the first's |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     base = next(iter(tallies.values()))
     for path, tally in tallies.items():
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6
@@ -130,8 +97,6 @@ def report(tallies: dict[Path, Tally]) -> None:
             f"{tally.num_equal} of {count}",
             f"{ratio(base.plain_ms, tally.plain_ms):.2f}",
             f"{ratio(base.plain_ms, tally.drafted_ms):.2f}",
-            f"{np.concatenate(tally.divergences).mean():.4f}",
-            f"{np.concatenate(tally.agreements).mean():.1%}",
             f"{tally.num_as_first} of {count}",
         )
         print(f"| {' | '.join(cells)} |")

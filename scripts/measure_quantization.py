@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from peagle_trt.bench.known_answers import problems, questions_with_answers
 from peagle_trt.calibrate import calibrate
 from peagle_trt.errors import PeagleError, UsageError
 from peagle_trt.files import remove_folder, write_text
@@ -40,7 +41,6 @@ from scripts.quantization_measures import (
 )
 from scripts.quantization_recipes import RECIPES, MeasuredRecipe
 from scripts.quantization_report import error_table, plot, table
-from scripts.quantization_texts import problems, questions_with_answers
 
 UNQUANTIZED = "fp32"
 CALIBRATION_PROMPTS = "mt-bench"
@@ -77,9 +77,20 @@ class Measurement:
                 "drafts_drafter_only": (self.options.target, drafter),
                 "drafts": (target, drafter),
             }
+        twin = self._twin(found)
         for measure, pair in places.items():
-            self._once(found, measure, lambda pair=pair: self._drafts(*pair))  # type: ignore[misc]
+            self._once(found, measure, lambda m=measure, pair=pair: twin.get(m) or self._drafts(*pair))  # type: ignore[misc]
         remove_folder(folders)
+
+    def _twin(self, found: dict[str, Any]) -> dict[str, Any]:
+        """What was measured of a recipe with the same weights, which differs in activations and cache alone."""
+        kinds = ("weight_errors", "drafter_weight_errors", "kept")
+        same = [
+            other
+            for other in self.results.values()
+            if "drafts" in other and all(other.get(kind) == found.get(kind) for kind in kinds)
+        ]
+        return same[0] if same else {}
 
     def _require_same_settings(self) -> None:
         """Refuse to put figures of other settings into one table."""

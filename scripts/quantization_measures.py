@@ -11,8 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 import transformers
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from peagle_trt.bench.clients import InProcessClient
+from peagle_trt.bench.known_answers import last_number
 from peagle_trt.bench.measure import Method
 from peagle_trt.bench.prompt_sets import read_prompts
 from peagle_trt.decode.session import open_build
@@ -22,9 +25,9 @@ from peagle_trt.quant.calibration import Scales
 from peagle_trt.quant.calibration.simulated import simulated_activations, simulated_cache
 from peagle_trt.spec import BuildSpec
 from scripts.quantization_recipes import MeasuredRecipe
-from scripts.quantization_texts import last_number
 
 BATCH = 50
+_GROUPED = "grouped_sdpa"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,29 @@ class LogitsFigures:
 def load_plain(folder: Path) -> Any:
     """A model in float32."""
     transformers.utils.logging.disable_progress_bar()
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    transformers.AttentionInterface.register(_GROUPED, _grouped_attention)
+    transformers.AttentionMaskInterface.register(_GROUPED, sdpa_mask)
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=_GROUPED
+    ).eval()
+
+
+def _grouped_attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, **settings: Any
+) -> tuple[torch.Tensor, None]:
+    """Single rows as rows of their group: transformers repeats the whole cache for every query head instead.
+
+    Shapes: query [B, heads, S, head_dim]; key, value [B, kv_heads, T, head_dim]; the result [B, S, heads, head_dim].
+    """
+    if query.shape[2] != 1:
+        attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
+        return attended, None
+    batch, heads, _, width = query.shape
+    grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], width)
+    attended = functional.scaled_dot_product_attention(
+        grouped, key, value, attn_mask=attention_mask, scale=settings.get("scaling")
+    )
+    return attended.reshape(batch, 1, heads, width), None
 
 
 @contextlib.contextmanager

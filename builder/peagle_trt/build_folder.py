@@ -24,6 +24,7 @@ from peagle_trt.spec import ARTIFACT_FORMAT, EngineFile, EngineManifest
 
 MANIFEST_NAME = "manifest.json"
 RECORD_NAME = ".steps.json"
+VERIFICATION_NAME = "verification.json"
 # An older build on its way out. It lies inside the staging folder, so that no name beside the build can be in the way.
 _RETIRED_NAME = ".replaced"
 

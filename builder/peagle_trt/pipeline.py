@@ -26,7 +26,7 @@ from peagle_trt.files import require_free_space
 from peagle_trt.graph.attention import check_head_dims
 from peagle_trt.machine import probe_machine
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan, stages_of
-from peagle_trt.quant import AUTOMATIC, choose_recipe, require_recipe
+from peagle_trt.quant import AUTOMATIC, choose_recipe, describe_kept_experts, require_recipe
 from peagle_trt.readers import (
     DrafterCheckpoint,
     TargetCheckpoint,
@@ -69,11 +69,14 @@ def build(
     for choice in choices:
         report(choice)
     checkpoints = read_checkpoints(spec, report)
-    _require_space(spec, plan, checkpoints)
+    layers = stages.LayerChoice(spec, checkpoints, report)
+    if is_fresh or not plan.step("quantize").is_cached:
+        require_free_space(spec.output_path.parent, _plan_weights(spec, checkpoints, layers).written)
+    is_bundle = spec.backend in BUNDLE_BACKENDS
     with staged_build(spec.output_path) as folder:
         run = _Run(spec=spec, plan=plan, folder=folder, until=until, is_fresh=is_fresh, report=report)
         run.stage("read", lambda: stages.write_tokenizer(checkpoints, folder.path))
-        manifest = _run_bundle(run, checkpoints) if spec.backend in BUNDLE_BACKENDS else _run_engines(run, checkpoints)
+        manifest = _run_bundle(run, checkpoints) if is_bundle else _run_engines(run, checkpoints, layers)
         if not run.stage("assemble", lambda: ()):
             return manifest
         published = stages.list_files(manifest, folder)
@@ -82,12 +85,16 @@ def build(
     return published
 
 
-def _run_engines(run: _Run, checkpoints: Checkpoints) -> EngineManifest:
+def _run_engines(run: _Run, checkpoints: Checkpoints, layers: stages.LayerChoice) -> EngineManifest:
     """The stages between reading and assembling of a build that runs here."""
     spec, folder, report = run.spec, run.folder, run.report
-    run.stage("quantize", lambda: stages.write_weights(spec, checkpoints, folder.path))
+    run.stage("quantize", lambda: stages.write_weights(spec, checkpoints, folder.path, layers.left_out()))
     run.stage("graph", lambda: stages.write_graphs(spec, checkpoints, folder.path))
-    manifest = msgspec.structs.replace(stages.describe(spec, checkpoints), graphs=stages.graph_roles(folder))
+    manifest = msgspec.structs.replace(
+        stages.describe(spec, checkpoints),
+        graphs=stages.graph_roles(folder),
+        left_out=stages.list_left_out(spec, checkpoints, folder.path),
+    )
     with stages.EngineStages(folder.path, manifest) as engine:
         run.stage("engine", lambda: engine.make(spec, report))
         run.stage("verify", lambda: engine.verify(checkpoints, report))
@@ -114,7 +121,8 @@ def dry_run(spec: BuildSpec, *, report: Report = lambda line: None) -> Plan:
     for choice in choices:
         report(choice)
     require_replaceable(spec.output_path)
-    weights = _plan_weights(spec, read_checkpoints(spec, report))
+    checkpoints = read_checkpoints(spec, report)
+    weights = _plan_weights(spec, checkpoints, stages.LayerChoice(spec, checkpoints, report))
     plan = make_plan(spec)
     steps = [
         replace(step, size_bytes=weights.written, in_place_bytes=weights.in_place) if step.name == "quantize" else step
@@ -141,6 +149,9 @@ def read_checkpoints(spec: BuildSpec, report: Report = lambda line: None) -> Che
     tokenizer = target.tokenizer if is_own else read_tokenizer(spec.tokenizer_path)
     assert tokenizer is not None, "read_tokenizer refuses a path without one"
     _check_lengths(spec, target, drafter, report)
+    kept = describe_kept_experts(spec.precision, target)
+    if kept:
+        report(f"note: {kept}")
     config = msgspec.structs.replace(target.config, aux_layer_ids=drafter.config.aux_layer_ids)
     return Checkpoints(target=replace(target, config=config), drafter=drafter, tokenizer=tokenizer)
 
@@ -282,13 +293,8 @@ def _check_lengths(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterCh
         report(f"note: the drafter was trained for K up to {depths}; slots past it may be poor")
 
 
-def _require_space(spec: BuildSpec, plan: Plan, checkpoints: Checkpoints) -> None:
-    if not plan.step("quantize").is_cached:
-        require_free_space(spec.output_path.parent, _plan_weights(spec, checkpoints).written)
-
-
-def _plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> stages.WeightBytes:
+def _plan_weights(spec: BuildSpec, checkpoints: Checkpoints, layers: stages.LayerChoice) -> stages.WeightBytes:
     if spec.backend not in BUNDLE_BACKENDS:
-        return stages.plan_weights(spec, checkpoints)
+        return stages.plan_weights(spec, checkpoints, layers.left_out())
     written, in_place = bundle.written_bytes(spec, checkpoints.target, checkpoints.drafter)
     return stages.WeightBytes(written=written, in_place=in_place, memory=stages.BASE_MEMORY_BYTES)

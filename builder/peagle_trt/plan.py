@@ -13,6 +13,7 @@ from peagle_trt import __version__
 from peagle_trt.build_folder import finished_steps
 from peagle_trt.bundle.registry import BUNDLE_BACKENDS, BUNDLE_STAGES
 from peagle_trt.errors import PlanError
+from peagle_trt.quant.left_out import check_limit
 from peagle_trt.readers import checkpoint_files
 from peagle_trt.spec import BuildSpec
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
@@ -96,6 +97,7 @@ def check_spec(spec: BuildSpec) -> None:
     for name, value, low, high in limits:
         if not low <= value <= high:
             raise PlanError(f"{name} must lie in {low}..{high}; found {value}")
+    check_limit(spec.keep_above)
 
 
 def make_plan(spec: BuildSpec) -> Plan:
@@ -125,9 +127,10 @@ def _settings(spec: BuildSpec) -> dict[str, object]:
     paths = dict.fromkeys((spec.target_path, spec.drafter_path, spec.tokenizer_path))
     limits = [spec.draft_tokens, spec.max_batch_size, spec.max_sequence_length]
     is_ours = spec.backend not in BUNDLE_BACKENDS
+    scales = [_digest_of(path) for path in (spec.scales_path, spec.drafter_scales_path)]
     return {
         "read": [spec.mask_token_id, *(_fingerprint(path) for path in paths)],
-        "quantize": [spec.precision, *(_digest_of(path) for path in (spec.scales_path, spec.drafter_scales_path))],
+        "quantize": [spec.precision, spec.keep_above, *scales],
         "graph": [spec.max_batch_size, spec.max_sequence_length, spec.backend],
         "engine": [spec.backend, *_compiler_settings(spec), *([] if is_ours else [spec.name, spec.precision, *limits])],
         "verify": spec.draft_tokens,

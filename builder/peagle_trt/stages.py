@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peagle_trt import __version__
-from peagle_trt.build_folder import StagedBuild
+from peagle_trt.build_folder import VERIFICATION_NAME, StagedBuild
 from peagle_trt.errors import CheckpointError
 from peagle_trt.files import write_text
 from peagle_trt.quant import (
     StoredWeights,
+    describe_kept_experts,
     find_recipe,
     open_stored,
     plan_storage,
     store_drafter,
     store_target,
 )
-from peagle_trt.quant.activation_scales import ActivationScales, read_activation_scales
+from peagle_trt.quant.activation_scales import ActivationScales, read_build_scales
 from peagle_trt.quant.in_place import bytes_to_copy, shards
+from peagle_trt.quant.left_out import NOTHING_LEFT_OUT, LeftOut, choose_left_out, find_left_out
 from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.store import (
     largest_bytes,
@@ -40,7 +42,6 @@ TARGET_WEIGHTS = f"{ENGINE_FOLDER}/target.safetensors"
 DRAFTER_WEIGHTS = f"{ENGINE_FOLDER}/drafter.safetensors"
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
 TEMPLATE_FILE = "tokenizer/chat_template.jinja"
-VERIFICATION_FILE = "verification.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +67,14 @@ def describe(spec: BuildSpec, checkpoints: Checkpoints) -> EngineManifest:
         drafter=checkpoints.drafter.config,
         shapes=graph_shapes(spec),
         tokenizer=tokenizer_files(checkpoints),
+        keep_above=spec.keep_above,
         graphs={},
         files=(),
         sources={
             "target": spec.target_source or spec.target_path.name,
             "drafter": spec.drafter_source or spec.drafter_path.name,
             **_describe_scales(spec),
+            **_describe_experts(spec, checkpoints),
         },
     )
 
@@ -91,6 +94,11 @@ def _describe_scales(spec: BuildSpec) -> dict[str, str]:
     """Which files of scales a build was made with, by name and calibration."""
     found = zip(("target_scales", "drafter_scales"), read_scales(spec), strict=True)
     return {role: f"{scales.path.name} ({scales.recipe})" for role, scales in found if scales.path is not None}
+
+
+def _describe_experts(spec: BuildSpec, checkpoints: Checkpoints) -> dict[str, str]:
+    kept = describe_kept_experts(spec.precision, checkpoints.target)
+    return {"experts": kept} if kept else {}
 
 
 BASE_MEMORY_BYTES = 220 << 20
@@ -114,7 +122,41 @@ class WeightBytes:
     memory: int
 
 
-def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
+class LayerChoice:
+    """Which matrices a build leaves as they are; measured when first asked for, which reads all of them.
+
+    Args:
+        spec: The build.
+        checkpoints: What it is made of.
+        report: Told what was found.
+    """
+
+    def __init__(self, spec: BuildSpec, checkpoints: Checkpoints, report: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._checkpoints = checkpoints
+        self._report = report
+        self._chosen: LeftOut | None = None
+
+    def left_out(self) -> LeftOut:
+        """Them.
+
+        Raises:
+            UsageError: The limit leaves nothing quantized.
+        """
+        if self._spec.keep_above is None:
+            return NOTHING_LEFT_OUT
+        if self._chosen is None:
+            # Whatever else is wrong shows with the headers, before all weights are read.
+            plan_weights(self._spec, self._checkpoints)
+            self._report("weighing every matrix for --keep-above ...")
+            pair = self._checkpoints.target, self._checkpoints.drafter
+            scales = read_scales(self._spec)
+            self._chosen, line = choose_left_out(self._spec.precision, *pair, self._spec.keep_above, *scales)
+            self._report(line)
+        return self._chosen
+
+
+def plan_weights(spec: BuildSpec, checkpoints: Checkpoints, left_out: LeftOut = NOTHING_LEFT_OUT) -> WeightBytes:
     """What `write_weights` will write and share.
 
     Raises:
@@ -127,6 +169,7 @@ def plan_weights(spec: BuildSpec, checkpoints: Checkpoints) -> WeightBytes:
         checkpoints.drafter,
         target_scales=target_scales,
         drafter_scales=drafter_scales,
+        left_out=left_out,
     )
     copied = sum(bytes_to_copy(each, spec.output_path) for each in storage.references)
     whole = sum(path.stat().st_size for each in storage.references for path in shards(each))
@@ -144,7 +187,7 @@ def read_scales(spec: BuildSpec) -> tuple[ActivationScales, ActivationScales]:
     Raises:
         CheckpointError: A file is damaged, or holds something else.
     """
-    return read_activation_scales(spec.scales_path), read_activation_scales(spec.drafter_scales_path)
+    return read_build_scales(spec.scales_path), read_build_scales(spec.drafter_scales_path)
 
 
 def write_tokenizer(checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
@@ -193,14 +236,23 @@ def _check_template(source: TokenizerSource) -> None:
         ) from error
 
 
-def write_weights(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
+def write_weights(
+    spec: BuildSpec, checkpoints: Checkpoints, folder: Path, left_out: LeftOut = NOTHING_LEFT_OUT
+) -> tuple[str, ...]:
     """quantize: the weights of both models, written or left where the checkpoints have them."""
     target_path, drafter_path = folder / TARGET_WEIGHTS, folder / DRAFTER_WEIGHTS
     target_scales, drafter_scales = read_scales(spec)
-    store_target(spec.precision, checkpoints.target, target_path, target_scales)
-    store_drafter(spec.precision, checkpoints.drafter, checkpoints.target, drafter_path, drafter_scales)
+    store_target(spec.precision, checkpoints.target, target_path, target_scales, left_out)
+    store_drafter(spec.precision, checkpoints.drafter, checkpoints.target, drafter_path, drafter_scales, left_out)
     files = [*stored_files(target_path), *stored_files(drafter_path)]
     return tuple(file.relative_to(folder).as_posix() for file in files)
+
+
+def list_left_out(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
+    """What the quantize stage left as it was for `keep_above`, whether it ran now or before."""
+    if spec.keep_above is None:
+        return ()
+    return tuple(find_left_out(spec.precision, checkpoints.target, checkpoints.drafter, *stored_weights(folder)))
 
 
 def write_graphs(spec: BuildSpec, checkpoints: Checkpoints, folder: Path) -> tuple[str, ...]:
@@ -277,22 +329,26 @@ class EngineStages:
         Raises:
             VerificationError: They disagree.
         """
+        from peagle_trt.quant.weight_errors import measure_build
         from peagle_trt.verify import checkpoint_source, compare_subject, rounded_source
         from peagle_trt.verify.subject import open_subject
 
         manifest = with_engines(self._manifest, self._folder)
-        pair = checkpoints.target, checkpoints.drafter
-        is_rounded = find_recipe(manifest.precision).rounds_to_integers
-        source = rounded_source(*pair, *stored_weights(self._folder)) if is_rounded else checkpoint_source(*pair)
+        pair, stored = (checkpoints.target, checkpoints.drafter), stored_weights(self._folder)
+        is_rounded = find_recipe(manifest.precision).is_judged_by_own_weights
+        source = rounded_source(*pair, *stored) if is_rounded else checkpoint_source(*pair)
         subject = open_subject(self._folder, manifest, source)
         self._engine = subject.engine
         if subject.note:
             report(f"note: {subject.note}")
         outcome = compare_subject(subject, manifest, source)
         report(outcome.summary())
+        outcome = msgspec.structs.replace(outcome, weights=tuple(measure_build(manifest.precision, *pair, *stored)))
+        if outcome.weights:
+            report(outcome.weights_summary())
         text = msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode()
-        write_text(self._folder / VERIFICATION_FILE, text + "\n")
-        return (VERIFICATION_FILE,)
+        write_text(self._folder / VERIFICATION_NAME, text + "\n")
+        return (VERIFICATION_NAME,)
 
 
 def with_engines(manifest: EngineManifest, folder: Path) -> EngineManifest:

@@ -11,7 +11,7 @@ from typing import Any
 
 from peagle_trt.errors import UsageError
 
-_FOLDER = Path(__file__).parent / "prompts"
+FOLDER = Path(__file__).parent / "prompts"
 
 HUMANEVAL_INSTRUCTION = "Complete the following Python function. Only output the code, no explanations.\n\n"
 """Source: the P-EAGLE model cards prefix HumanEval's prompts so."""
@@ -53,7 +53,7 @@ def read_prompts(source: str, limit: int | None = None) -> PromptSet:
     Raises:
         UsageError: There is no such set or file, or a line has none of the shapes.
     """
-    path = _FOLDER / SHIPPED[source] if source in SHIPPED else Path(source)
+    path = FOLDER / SHIPPED[source] if source in SHIPPED else Path(source)
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         lines = [line for line in content.decode("utf-8").splitlines() if line.strip()]

@@ -34,6 +34,10 @@ def require_buildable(spec: BuildSpec, target: TargetCheckpoint) -> None:
         CheckpointError: The target is a GGUF file, or is of a kind that no P-EAGLE worker knows.
         PlanError: The precision does not suit the target.
     """
+    if spec.keep_above is not None:
+        raise PlanError(
+            "--keep-above weighs what a build for this program rounds", hint="leave it out, or quantize with `convert`"
+        )
     if not spec.target_path.is_dir():
         raise CheckpointError(
             f"`{spec.target_path}` is a file; {SERVERS[spec.backend]} loads a checkpoint's folder",

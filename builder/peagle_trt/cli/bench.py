@@ -11,6 +11,7 @@ from peagle_trt.bench.baseline import open_baseline
 from peagle_trt.bench.clients import Client, InProcessClient, TritonClient
 from peagle_trt.bench.measure import Method, Result, measure
 from peagle_trt.bench.prompt_sets import SHIPPED, read_prompts
+from peagle_trt.cli.bench_accuracy import accuracy_options, compare
 from peagle_trt.cli.options import FOLDER, NumberList, config_option, threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.decode.session import open_build, require_method
@@ -48,6 +49,7 @@ DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS, words={"au
 @click.option("--baseline-build", "baseline_path", type=FOLDER, help="The build that holds the EAGLE-3 head.")
 @click.option("--chat/--no-chat", "is_chat", default=None, help="Use the chat template; by default where there is one.")
 @click.option("--ignore-eos", is_flag=True, help="Give every answer its full length.")
+@accuracy_options
 @threads_option
 @config_option
 @click.pass_obj
@@ -55,6 +57,8 @@ def command(
     output: Output,
     *,
     build_path: Path | None,
+    against_path: Path | None,
+    num_problems: int | None,
     url: str | None,
     prompts: str,
     num_prompts: int,
@@ -70,8 +74,25 @@ def command(
 ) -> None:
     """Measure BUILD, or a served one: tokens a second, acceptance, and the speed-up over a baseline.
 
-    Methods take turns on the same prompts, so that a busy machine slows all of them alike.
+    Methods take turns on the same prompts, so that a busy machine slows all of them alike. With --against, what BUILD's
+    precision costs in answers and accepted drafts, and no speed.
     """
+    if against_path is not None:
+        compare(
+            output,
+            build_path,
+            against_path,
+            url=url,
+            prompts=prompts,
+            num_prompts=num_prompts,
+            max_tokens=max_tokens,
+            draft_tokens=draft_tokens,
+            num_problems=num_problems,
+            num_threads=num_threads,
+        )
+        return
+    if num_problems is not None:
+        raise UsageError("--problems belongs to --against", hint="name a reference build")
     chosen = read_prompts(prompts, num_prompts)
     _check_sides(build_path, url, baseline, baseline_path)
     client: Client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -23,8 +24,8 @@ from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import ALL_BACKENDS
 from peagle_trt.errors import UsageError
 from peagle_trt.plan import MAX_BATCH_SIZE, MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH, STAGES, Plan
-from peagle_trt.quant import AUTOMATIC, BUILD_RECIPES
-from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES
+from peagle_trt.quant import AUTOMATIC, BUILD_RECIPES, find_recipe
+from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES, UNBUILDABLE
 from peagle_trt.readers import read_target
 from peagle_trt.readers.huggingface import read_target_config
 from peagle_trt.spec import BuildSpec, EngineManifest
@@ -38,6 +39,15 @@ DEFAULT_SEQUENCE_LENGTH = 2048
 
 def _default_of(number: int) -> str:
     return f"by default the catalog entry's, else {number}."
+
+
+class _Precision(click.Choice):  # type: ignore[type-arg]  # Generic from click 8.2 on only.
+    """A recipe of builds; one that is of checkpoints alone is refused with the reason."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in UNBUILDABLE:
+            find_recipe(value)
+        return super().convert(value, param, ctx)
 
 
 @click.command("build")
@@ -69,7 +79,7 @@ def _default_of(number: int) -> str:
 )
 @click.option(
     "--precision",
-    type=click.Choice([AUTOMATIC, *BUILD_RECIPES]),
+    type=_Precision([AUTOMATIC, *BUILD_RECIPES]),
     default=AUTOMATIC,
     show_default=True,
     help="Recipe of the weights; auto is fp32 unless that would take more than "
@@ -79,8 +89,15 @@ def _default_of(number: int) -> str:
     "--scales",
     "scales_path",
     type=FILE,
-    help="Scales of the target's activations, measured by scripts/calibrate, for --precision fp8 or nvfp4; without, "
-    "every row is measured as it comes.",
+    help="Scales of the target's activations, measured by scripts/calibrate, for a --precision that rounds them; "
+    "without, every row is measured as it comes.",
+)
+@click.option(
+    "--keep-above",
+    type=float,
+    metavar="ERROR",
+    help="Leave a matrix as it is where rounding would move it further: norm of the difference over its norm, such as "
+    "0.1. Reads all weights once more.",
 )
 @click.option("--drafter-scales", "drafter_scales_path", type=FILE, help="The same of the drafter's.")
 @click.option(
@@ -129,6 +146,7 @@ def command(
     draft_tokens: int | None,
     precision: str,
     scales_path: Path | None,
+    keep_above: float | None,
     drafter_scales_path: Path | None,
     backend: str,
     compute_capabilities: tuple[int, ...] | None,
@@ -167,6 +185,7 @@ def command(
         precision=precision,
         scales_path=scales_path,
         drafter_scales_path=drafter_scales_path,
+        keep_above=keep_above,
         backend=backend,
         max_batch_size=max_batch_size or (entry.max_batch_size if entry else DEFAULT_BATCH_SIZE),
         max_sequence_length=max_sequence_length
@@ -286,6 +305,8 @@ def _build_document(spec: BuildSpec, manifest: EngineManifest) -> dict[str, obje
         "name": manifest.name,
         "backend": manifest.backend,
         "precision": manifest.precision,
+        "keep_above": manifest.keep_above,
+        "left_out": manifest.left_out,
         "draft_tokens": manifest.shapes.draft_tokens,
         "max_batch_size": manifest.shapes.max_batch_size,
         "max_sequence_length": manifest.shapes.max_sequence_length,

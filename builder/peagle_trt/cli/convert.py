@@ -44,6 +44,13 @@ _QuantizedDialect: TypeAlias = 'HeadDialect | Literal["huggingface"]'
 )
 @click.option("--scales", "scales_path", type=FILE, help="Measured scales of activations; the constant 1 without.")
 @click.option(
+    "--keep-above",
+    type=float,
+    metavar="ERROR",
+    help="With --recipe: leave a layer as it is where rounding would move it further (norm of the difference over its "
+    "norm, such as 0.1), with what loaders multiply with it. Reads all weights once more.",
+)
+@click.option(
     "--target",
     type=NAME_OR_PATH,
     metavar="NAME|PATH",
@@ -59,6 +66,7 @@ def command(
     output_path: Path,
     recipe: str | None,
     scales_path: Path | None,
+    keep_above: float | None,
     target: str | None,
     mask_token_id: int | None,
 ) -> None:
@@ -68,7 +76,7 @@ def command(
     reason. A run with --recipe that was stopped goes on when it is started again.
     """
     if recipe is None:
-        _require_plain(dialect, scales_path)
+        _require_plain(dialect, scales_path, keep_above)
         assert dialect is not None, "just checked"
         drafter, partner = _read_head(checkpoint, target, mask_token_id)
         converted = convert_head(drafter, partner, dialect, output_path)
@@ -79,24 +87,38 @@ def command(
     chosen = _choose_dialect(checkpoint, dialect)
     if chosen == HUGGINGFACE:
         _refuse_head_options(checkpoint, target, mask_token_id)
-        written = _quantize_target(output, checkpoint, recipe, scales_path, output_path)
+        written = _quantize_target(output, checkpoint, recipe, scales_path, keep_above, output_path)
     else:
         drafter, partner = _read_head(checkpoint, target, mask_token_id)
         scales = read_activation_scales(scales_path)
         rules = load_layer_recipe(recipe)
-        written = quantize_head(drafter, partner, rules, chosen, output_path, scales=scales, progress=output.progress)
+        written = quantize_head(
+            drafter,
+            partner,
+            rules,
+            chosen,
+            output_path,
+            scales=scales,
+            keep_above=keep_above,
+            progress=output.progress,
+        )
     for note in written.notes:
         output.progress(f"note: {note}")
     output.result(asdict(written) | {"to": chosen, "recipe": recipe}, str(written.path))
 
 
 def _quantize_target(
-    output: Output, checkpoint: str, recipe: str, scales_path: Path | None, output_path: Path
+    output: Output,
+    checkpoint: str,
+    recipe: str,
+    scales_path: Path | None,
+    keep_above: float | None,
+    output_path: Path,
 ) -> QuantizedCheckpoint:
     rules = load_layer_recipe(recipe)
     scales = read_activation_scales(scales_path)
     found = read_target(find_target(checkpoint))
-    return quantize_target(found, rules, output_path, scales=scales, progress=output.progress)
+    return quantize_target(found, rules, output_path, scales=scales, keep_above=keep_above, progress=output.progress)
 
 
 def _read_head(
@@ -115,7 +137,7 @@ def _find_target_of(name_or_path: str) -> Path | None:
     return None if Path(name_or_path).exists() else catalog.target_path(catalog.find_entry(name_or_path))
 
 
-def _require_plain(dialect: str | None, scales_path: Path | None) -> None:
+def _require_plain(dialect: str | None, scales_path: Path | None, keep_above: float | None) -> None:
     """Check options for a conversion that quantizes nothing."""
     if dialect is None:
         raise UsageError("neither --to nor --recipe is given", hint="say whose dialect to write, or what to quantize")
@@ -125,6 +147,8 @@ def _require_plain(dialect: str | None, scales_path: Path | None) -> None:
         )
     if scales_path is not None:
         raise UsageError("--scales belongs to --recipe", hint="leave --scales out")
+    if keep_above is not None:
+        raise UsageError("--keep-above belongs to --recipe", hint="leave --keep-above out")
 
 
 def _choose_dialect(checkpoint: str, dialect: str | None) -> _QuantizedDialect:

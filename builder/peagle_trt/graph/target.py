@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from peagle_trt.graph.attention import GroupedAttention, HeadShape
 from peagle_trt.graph.builder import GraphBuilder
-from peagle_trt.graph.integers import is_integer
 from peagle_trt.graph.layers import add_and_norm, decoder_layer, linear, rms_norm
+from peagle_trt.quant.packing import INTEGER_SCALES
 from peagle_trt.spec import TargetConfig, TensorSpec
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def target_graph(
         num_groups=num_groups,
         cache_capacity=cache_capacity,
         # Integers make much of little, and a verify step must see what single steps see.
-        is_row_invariant=is_integer(builder, "layers.0.down_proj") or is_integer(builder, "layers.0.qkv_proj"),
+        is_row_invariant=any(name.endswith(INTEGER_SCALES) for name in stored),
     )
     streams, last, residual = _layers(builder, attention, config, token_ids)
     normed, streams[config.num_layers] = add_and_norm(builder, last, residual, "norm", config.rms_norm_eps)

@@ -3,6 +3,7 @@
 from peagle_trt.quant.choice import (
     Storage,
     choose_recipe,
+    describe_kept_experts,
     float32_bytes,
     is_in_place,
     plan_storage,
@@ -27,6 +28,7 @@ __all__ = [
     "Storage",
     "StoredWeights",
     "choose_recipe",
+    "describe_kept_experts",
     "find_recipe",
     "float32_bytes",
     "is_in_place",

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
-from peagle_trt.quant.layer_recipes import schemes
-from peagle_trt.quant.layout import drafter_layout, target_layout
+from peagle_trt.quant.layout import drafter_layout, kept_in_place, target_layout
+from peagle_trt.quant.left_out import NOTHING_LEFT_OUT, LeftOut
 from peagle_trt.quant.packing import StoredTensor
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES, find_recipe
 from peagle_trt.quant.store import (
@@ -74,6 +75,7 @@ def plan_storage(
     *,
     target_scales: ActivationScales = NO_SCALES,
     drafter_scales: ActivationScales = NO_SCALES,
+    left_out: LeftOut = NOTHING_LEFT_OUT,
 ) -> Storage:
     """What `store_target` and `store_drafter` will do.
 
@@ -85,19 +87,35 @@ def plan_storage(
         references = (target_references(target), drafter_references(drafter))
         return Storage(layout=drafter_additions(drafter, target), references=references)
     layout = [
-        *target_layout(target, precision, target_scales),
-        *drafter_layout(drafter, target, precision, drafter_scales),
+        *target_layout(target, precision, target_scales, left_out=left_out.target),
+        *drafter_layout(drafter, target, precision, drafter_scales, left_out=left_out.drafter),
     ]
     return Storage(layout=layout, references=(kept_references(target, precision),))
 
 
+def describe_kept_experts(precision: str, target: TargetCheckpoint) -> str:
+    """What a build that writes weights leaves in the checkpoint's MXFP4, in words, or ""."""
+    kept = kept_in_place(target, precision)
+    if is_in_place(precision) or not kept:
+        return ""
+    weights = sum(math.prod(target.weights[name].shape) for name in kept)
+    text = f"{len(kept)} stacks of experts, {weights:,} weights, stay in the checkpoint's MXFP4 words"
+    if find_recipe(precision).target.experts.weights != "nvfp4":
+        return text
+    return f"{text}: cast to NVFP4 they would be the same numbers at best, in 6 % more bytes"
+
+
 def store_target(
-    precision: str, target: TargetCheckpoint, path: Path, scales: ActivationScales = NO_SCALES
+    precision: str,
+    target: TargetCheckpoint,
+    path: Path,
+    scales: ActivationScales = NO_SCALES,
+    left_out: LeftOut = NOTHING_LEFT_OUT,
 ) -> StoredWeights:
     """Write a target's weights, or leave them where they are; see `write_target_weights`, `link_target_weights`."""
     if is_in_place(precision):
         return link_target_weights(target, path)
-    return write_target_weights(target, path, precision, scales)
+    return write_target_weights(target, path, precision, scales, left_out=left_out.target)
 
 
 def store_drafter(
@@ -106,21 +124,20 @@ def store_drafter(
     target: TargetCheckpoint,
     path: Path,
     scales: ActivationScales = NO_SCALES,
+    left_out: LeftOut = NOTHING_LEFT_OUT,
 ) -> StoredWeights:
     """The same for a drafter; see `write_drafter_weights`, `link_drafter_weights`."""
     if is_in_place(precision):
         return link_drafter_weights(drafter, target, path)
-    return write_drafter_weights(drafter, target, path, precision, scales)
+    return write_drafter_weights(drafter, target, path, precision, scales, left_out=left_out.drafter)
 
 
 def _require_quantized_activations(precision: str, *scales: ActivationScales) -> None:
     given = [each for each in scales if each.path is not None]
-    rules = find_recipe(precision)
-    forms = [scheme.activations for part in (rules.target, rules.drafter) for scheme in schemes(part).values()]
-    if given and not any(form != "none" for form in forms):
+    if given and not find_recipe(precision).rounds_activations:
         raise UsageError(
             f"`{given[0].path}` holds scales of activations, which precision `{precision}` leaves alone",
-            hint="leave the file out, or build with --precision fp8 or nvfp4",
+            hint="leave the file out, or build with --precision fp8, nvfp4 or nvfp4-mlp",
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -22,12 +23,27 @@ WeightForm = Literal["stored", "bf16", "fp8", "nvfp4", "int8", "int4"]
 `int4` are for builds alone."""
 ActivationForm = Literal["none", "fp8", "nvfp4"]
 CacheForm = Literal["none", "fp8"]
-Algorithm = Literal["FP8", "NVFP4", "W4A16_NVFP4"]
-"""As ModelOpt's files spell it."""
+Algorithm = Literal["FP8", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"]
+"""As ModelOpt's files spell it; the last one of checkpoints whose layers differ, and of no layer."""
+MIXED: Algorithm = "MIXED_PRECISION"
 
 LAYER_RECIPES = ("fp8", "fp8-kv", "nvfp4", "nvfp4-kv", "nvfp4-experts", "nvfp4-mlp", "w4a16-nvfp4", "mxfp4", "bf16")
 """Recipes of checkpoints that other engines load."""
-BUILD_RECIPES = ("fp32", "native", "bf16", "fp16", "int8", "int4", "fp8", "nvfp4")
+BUILD_RECIPES = (
+    "fp32",
+    "native",
+    "bf16",
+    "fp16",
+    "mxfp4",
+    "int8",
+    "int4",
+    "fp8",
+    "nvfp4",
+    "nvfp4-awq",
+    "nvfp4-mlp",
+    "nvfp4-experts",
+    "w4a16-nvfp4",
+)
 """Recipes that a build takes; each has a `[build]`."""
 CALIBRATIONS = ("fp8", "fp8-kv", "nvfp4", "nvfp4-kv", "nvfp4-awq", "nvfp4-mlp", "nvfp4-experts")
 """Recipes whose scales can be measured; each has a `[calibration]`."""
@@ -43,6 +59,7 @@ _ALGORITHMS: dict[tuple[WeightForm, ActivationForm], Algorithm | None] = {
     ("int4", "none"): None,
 }
 INTEGER_FORMS = ("int8", "int4")
+FLOAT_FORMS = ("fp8", "nvfp4")
 # No loader reads them quantized.
 _PLAIN_KINDS = ("embedding", "router", "norms")
 
@@ -133,6 +150,8 @@ class BuildRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         weight_type: Type of every floating tensor that is not quantized, as safetensors spells it; None where each
             keeps the checkpoint's own and is read in place.
         keeps_mxfp4: Experts that the checkpoint has in MXFP4 stay in its files.
+        needs_mxfp4: The recipe is for targets with such experts.
+        scales_columns: Columns of the target's matrices are divided by scales that calibration found.
         compute_element: What a batched graph computes in, named as in `onnx.TensorProto`. ONNX Runtime on a CPU
             computes in float32 whatever is stored.
         backends: Names of backends that take it.
@@ -142,6 +161,8 @@ class BuildRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     summary: str = ""
     weight_type: Literal["F32", "F16", "BF16"] | None = None
     keeps_mxfp4: bool = True
+    needs_mxfp4: bool = False
+    scales_columns: bool = False
     compute_element: Literal["FLOAT", "FLOAT16", "BFLOAT16"] = "BFLOAT16"
     backends: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
@@ -239,8 +260,15 @@ def _refuse_integers(recipe: LayerRecipe) -> None:
 
 def algorithm_of(layers: TargetLayers | DrafterLayers) -> Algorithm | None:
     """ModelOpt's name for what a part of a recipe does; None where it quantizes nothing."""
-    named = {scheme.algorithm for scheme in schemes(layers).values()} - {None}
-    return named.pop() if named else None
+    return common_algorithm({scheme.algorithm for scheme in schemes(layers).values()})
+
+
+def common_algorithm(algorithms: Collection[Algorithm | None]) -> Algorithm | None:
+    """ModelOpt's name for a checkpoint whose layers have these; None where nothing is quantized."""
+    named = set(algorithms) - {None}
+    if len(named) > 1:
+        return MIXED
+    return next(iter(named), None)
 
 
 def schemes(layers: TargetLayers | DrafterLayers) -> dict[str, LayerScheme]:
@@ -274,11 +302,12 @@ def _check_part(path: Path, part: str, layers: TargetLayers | DrafterLayers) -> 
                 f"{where} is to be quantized, which no loader reads", hint="`stored` and `bf16` are what it can be"
             )
         named[scheme.algorithm] = kind
-    if len(named) > 1:
+    if len(named) > 1 and isinstance(layers, DrafterLayers):
         (first, one), (second, other) = list(named.items())[:2]
         raise UsageError(
             f"`{path}`: `{part}.{one}` is {first} and `{part}.{other}` {second}",
-            hint="a checkpoint has one algorithm, beside layers that it leaves out",
+            hint="layers of different algorithms are told apart by their names, and loaders name a head's anew; take "
+            "one algorithm",
         )
     if isinstance(layers, TargetLayers) and layers.packed_experts == "cast" and layers.experts.weights != "nvfp4":
         raise UsageError(

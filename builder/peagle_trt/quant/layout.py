@@ -6,18 +6,26 @@ reads its input once. Letters: H hidden size, A auxiliary states, Ht hidden size
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
+from peagle_trt.errors import CheckpointError
+from peagle_trt.quant.activation_scales import (
+    NO_SCALES,
+    ActivationScales,
+    refuse_columns,
+    refuse_other_format,
+    refuse_unknown,
+)
 from peagle_trt.quant.halves import HALF_TYPES, to_half
 from peagle_trt.quant.layer_kinds import kind_of
-from peagle_trt.quant.layer_recipes import DrafterLayers, LayerScheme, TargetLayers, algorithm_of
-from peagle_trt.quant.packing import StoredTensor, is_packed_by, pack
+from peagle_trt.quant.layer_recipes import FLOAT_FORMS, DrafterLayers, LayerScheme, TargetLayers, algorithm_of, schemes
+from peagle_trt.quant.packing import StoredTensor, divide_columns, is_packed_by, pack
 from peagle_trt.quant.registry import Recipe, find_recipe
+from peagle_trt.quant.scales_file import INPUT_SCALE, PRE_QUANT_SCALE
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
 from peagle_trt.readers.llama_names import llama_name
 from peagle_trt.readers.safetensors_file import raw_rows
@@ -38,7 +46,11 @@ _REPLACED_IN_DRAFTER = ("mask_hidden", "d2t", "lm_head")
 
 
 def target_layout(
-    target: TargetCheckpoint, precision: str = "fp32", scales: ActivationScales = NO_SCALES
+    target: TargetCheckpoint,
+    precision: str = "fp32",
+    scales: ActivationScales = NO_SCALES,
+    *,
+    left_out: frozenset[str] = frozenset(),
 ) -> list[StoredTensor]:
     """Every tensor of `engine/target.safetensors`.
 
@@ -46,6 +58,7 @@ def target_layout(
         target: The target.
         precision: A recipe that writes weights.
         scales: Calibrated scales of its activations; those of its cache are not read.
+        left_out: Stored names of matrices that are not quantized, whatever the recipe says.
 
     Raises:
         CheckpointError: The recipe cannot store a tensor, or the scales are of another model or number format.
@@ -53,15 +66,32 @@ def target_layout(
     recipe = find_recipe(precision)
     kept = kept_in_place(target, precision)
     names = [name for name in target.weights if name not in kept]
-    _check_scales(scales, recipe.target, {f"model.{module}" for module in _modules(names)})
-    entries = _fuse(target.weights, names)
-    if target.config.is_tied and is_packed_by(recipe.target.lm_head):
+    _refuse_second_rounding(recipe.name, target.weights, {name: recipe.target_scheme(name) for name in names})
+    _require_match(recipe, target, [*names, *kept])
+    _check_scales(scales, recipe, recipe.target, {f"model.{module}" for module in _modules(names)})
+    if recipe.scales_columns and not scales.columns:
+        raise CheckpointError(
+            f"precision `{precision}` divides weights by AWQ's scales of their columns, and "
+            f"{f'`{scales.path}` holds none' if scales.path else 'no file of scales is given'}",
+            hint="scripts/calibrate TARGET --recipe nvfp4-awq writes them; give its file with --scales",
+        )
+    stored: list[StoredTensor] = []
+    for entry in target_entries(target, precision):
+        if entry.name not in left_out:
+            stored += _store(entry, recipe, recipe.target_scheme(entry.name), scales, "model.")
+        elif not (entry.name == "lm_head" and target.config.is_tied):
+            stored.append(_as_stored(entry, recipe.weight_type))
+    return stored
+
+
+def target_entries(target: TargetCheckpoint, precision: str) -> list[StoredTensor]:
+    """What `target_layout` stores, as float32; a tied output layer that is packed is among it beside the table."""
+    kept = kept_in_place(target, precision)
+    entries = _fuse(target.weights, [name for name in target.weights if name not in kept])
+    if target.config.is_tied and is_packed_by(find_recipe(precision).target.lm_head):
         # The rows that are looked up stay as they are.
         entries.append(_concatenated("lm_head", target.weights, ("embed_tokens",)))
-    stored: list[StoredTensor] = []
-    for entry in entries:
-        stored += _store(entry, recipe, recipe.target_scheme(entry.name), scales, "model.")
-    return stored
+    return entries
 
 
 def kept_in_place(target: TargetCheckpoint, precision: str) -> list[str]:
@@ -77,6 +107,8 @@ def drafter_layout(
     target: TargetCheckpoint,
     precision: str = "fp32",
     scales: ActivationScales = NO_SCALES,
+    *,
+    left_out: frozenset[str] = frozenset(),
 ) -> list[StoredTensor]:
     """Every tensor of `engine/drafter.safetensors`.
 
@@ -87,14 +119,27 @@ def drafter_layout(
         target: Its target.
         precision: A recipe that writes weights.
         scales: Calibrated scales of the drafter's activations; those of its cache are not read.
+        left_out: As for `target_layout`.
 
     Raises:
         CheckpointError: As for `target_layout`.
     """
     recipe = find_recipe(precision)
     names = kept_drafter_names(drafter)
-    _check_scales(scales, recipe.drafter, {*_modules(names), "lm_head"})
-    packed = _fuse(drafter.weights, names)
+    _refuse_second_rounding(recipe.name, drafter.weights, {name: recipe.drafter_scheme(name) for name in names})
+    _check_scales(scales, recipe, recipe.drafter, {*_modules(names), "lm_head"})
+    stored: list[StoredTensor] = []
+    for entry in drafter_entries(drafter, target):
+        if entry.name in left_out:
+            stored.append(_as_stored(entry, recipe.weight_type))
+        else:
+            stored += _store(entry, recipe, recipe.drafter_scheme(entry.name), scales, "")
+    return [*stored, *computed_drafter_tensors(drafter)]
+
+
+def drafter_entries(drafter: DrafterCheckpoint, target: TargetCheckpoint) -> list[StoredTensor]:
+    """What `drafter_layout` stores of the checkpoints, as float32; what is computed comes beside it."""
+    entries = _fuse(drafter.weights, kept_drafter_names(drafter))
     if stores_output_layer(drafter):
         rows = StoredTensor(
             name="lm_head",
@@ -102,11 +147,8 @@ def drafter_layout(
             shape=(drafter.config.draft_vocab_size, drafter.config.hidden_size),
             produce=lambda: _output_rows(drafter, target),
         )
-        packed.append(rows)
-    stored: list[StoredTensor] = []
-    for entry in packed:
-        stored += _store(entry, recipe, recipe.drafter_scheme(entry.name), scales, "")
-    return [*stored, *computed_drafter_tensors(drafter)]
+        entries.append(rows)
+    return entries
 
 
 def kept_drafter_names(drafter: DrafterCheckpoint) -> list[str]:
@@ -185,16 +227,73 @@ def _store(
     """
     if not is_packed_by(scheme):
         return [_as_stored(tensor, "BF16" if scheme.weights == "bf16" else recipe.weight_type)]
+    modules = _measured_modules(tensor, scheme, scales, prefix)
+    kept: list[StoredTensor] = []
+    columns = column_scales(tensor, recipe, scheme, scales, prefix)
+    if columns is not None:
+        tensor, divisors = divide_columns(tensor, columns)
+        kept.append(divisors)
+    input_scale = scales.shared([f"{module}{INPUT_SCALE}" for module in modules]) if modules else None
+    return [*pack(tensor, scheme, input_scale), *kept]
+
+
+def column_scales(
+    tensor: StoredTensor, recipe: Recipe, scheme: LayerScheme, scales: ActivationScales, prefix: str
+) -> NDArray[np.float32] | None:
+    """What a matrix's columns are divided by before they are rounded, or None; arguments as for `_store`."""
+    modules = _measured_modules(tensor, scheme, scales, prefix)
+    if not (modules and recipe.scales_columns and scales.columns):
+        return None
+    return scales.shared_columns([f"{module}{PRE_QUANT_SCALE}" for module in modules], tensor.shape[1])
+
+
+def _measured_modules(tensor: StoredTensor, scheme: LayerScheme, scales: ActivationScales, prefix: str) -> list[str]:
+    """The layers of a checkpoint whose measured scales a matrix takes; none where nothing was measured."""
     is_measured = scales.path is not None and scheme.activations != "none" and len(tensor.shape) == 2
-    names = [f"{prefix}{module}.input_scale" for module in _modules(_parts_of(tensor.name))] if is_measured else []
-    return pack(tensor, scheme, scales.shared(names) if is_measured else None)
+    return [f"{prefix}{module}" for module in _modules(_parts_of(tensor.name))] if is_measured else []
 
 
-def _check_scales(scales: ActivationScales, layers: TargetLayers | DrafterLayers, modules: set[str]) -> None:
+def _refuse_second_rounding(precision: str, weights: Weights, wanted: Mapping[str, LayerScheme]) -> None:
+    """Refuse to bring weights that were rounded to one format of floats into another."""
+    for name, scheme in wanted.items():
+        tensor = weights[name]
+        packed = tensor.packed or next((part.packed for part in tensor.parts if part.packed), None)
+        if packed is not None and scheme.weights in FLOAT_FORMS and packed.form != scheme.weights:
+            raise CheckpointError(
+                f"`{packed.codes.name}` is quantized to {packed.form} already, and precision `{precision}` would round "
+                f"it a second time, to {scheme.weights}",
+                hint=f"build with --precision bf16, with a recipe of {packed.form}, or from the checkpoint before that",
+            )
+
+
+def _require_match(recipe: Recipe, target: TargetCheckpoint, names: Iterable[str]) -> None:
+    """Refuse a recipe that would leave everything as it is: it was meant for another target."""
+    packed = (tensor.packed for tensor in target.weights.values())
+    if recipe.needs_mxfp4 and not any(form is not None and form.form == "mxfp4" for form in packed):
+        raise CheckpointError(
+            f"precision `{recipe.name}` keeps experts in MXFP4, and `{target.path}` has none",
+            hint="build with --precision bf16",
+        )
+    packs_target = any(is_packed_by(scheme) for scheme in schemes(recipe.target).values())
+    if packs_target and not any(is_packed_by(recipe.target_scheme(name)) for name in names):
+        wanted = ", ".join(kind for kind, scheme in schemes(recipe.target).items() if is_packed_by(scheme))
+        raise CheckpointError(
+            f"precision `{recipe.name}` matches no layer of `{target.path}`: it quantizes {wanted}",
+            hint="build with --precision nvfp4 or nvfp4-mlp",
+        )
+
+
+def _check_scales(
+    scales: ActivationScales, recipe: Recipe, layers: TargetLayers | DrafterLayers, modules: set[str]
+) -> None:
     if scales.path is None:
         return
+    if not recipe.scales_columns:
+        refuse_columns(scales)
     # Experts' activations are left alone, so their scales are of no use and no harm.
-    refuse_unknown(replace(scales, values={n: v for n, v in scales.values.items() if _EXPERTS not in n}), modules)
+    values = {name: value for name, value in scales.values.items() if _EXPERTS not in name}
+    columns = {name: value for name, value in scales.columns.items() if _EXPERTS not in name}
+    refuse_unknown(replace(scales, values=values, columns=columns), modules)
     algorithm = algorithm_of(layers)
     if algorithm is not None:
         refuse_other_format(scales, algorithm)

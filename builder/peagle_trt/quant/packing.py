@@ -3,13 +3,14 @@
 `NAME` holds the codes. FP8 adds `NAME.scale`; NVFP4 adds `NAME.block_scales` and `NAME.global_scale`; integers add
 `NAME.integer_scales` and `NAME.zero_points`. Where activations are quantized too, `NAME.input_scale` is their scale if
 it was calibrated. If it was not, `NAME.row_input_scale` is their scale after every row was divided by one of its own,
-which the graph measures as it comes.
+which the graph measures as it comes. `NAME.column_scales` is what the matrix's columns were divided by before they were
+rounded, so that its input is to be multiplied by them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from peagle_trt.readers.packed import NVFP4_BLOCK
 
 SCALE, BLOCK_SCALES, GLOBAL_SCALE = ".scale", ".block_scales", ".global_scale"
 INPUT_SCALE, ROW_INPUT_SCALE = ".input_scale", ".row_input_scale"
+COLUMN_SCALES = ".column_scales"
 INTEGER_SCALES, ZERO_POINTS = ".integer_scales", ".zero_points"
 """Behind a tensor's name."""
 UNCALIBRATED_INPUT_SCALE = 1.0
@@ -78,6 +80,13 @@ def pack(tensor: StoredTensor, scheme: LayerScheme, input_scale: float | None = 
         return stored
     suffix, value = (ROW_INPUT_SCALE, UNCALIBRATED_INPUT_SCALE) if input_scale is None else (INPUT_SCALE, input_scale)
     return [*stored, _number(f"{tensor.name}{suffix}", value)]
+
+
+def divide_columns(tensor: StoredTensor, scales: NDArray[np.float32]) -> tuple[StoredTensor, StoredTensor]:
+    """A matrix whose columns are divided by scales, to be packed; and the scales."""
+    divided = replace(tensor, produce=lambda: tensor.produce().astype(np.float32) / scales)
+    kept = StoredTensor(name=f"{tensor.name}{COLUMN_SCALES}", dtype="F32", shape=scales.shape, produce=lambda: scales)
+    return divided, kept
 
 
 def _pack_integers(tensor: StoredTensor, bits: int) -> list[StoredTensor]:

@@ -11,6 +11,7 @@ from peagle_trt.quant.layer_kinds import kind_of
 from peagle_trt.quant.layer_recipes import (
     AS_STORED,
     BUILD_RECIPES,
+    FLOAT_FORMS,
     INTEGER_FORMS,
     DrafterLayers,
     LayerScheme,
@@ -33,6 +34,8 @@ class Recipe:
         target: What becomes of each kind of the target's layers.
         drafter: What becomes of the drafter's.
         keeps_mxfp4: See `BuildRules`.
+        needs_mxfp4: See `BuildRules`.
+        scales_columns: See `BuildRules`.
         compute_element: See `BuildRules`.
         backends: Names of backends that take it.
         leaves: Kinds of the target's layers that stay as they are all the same.
@@ -44,6 +47,8 @@ class Recipe:
     target: TargetLayers
     drafter: DrafterLayers
     keeps_mxfp4: bool
+    needs_mxfp4: bool
+    scales_columns: bool
     compute_element: ComputeElement
     backends: tuple[str, ...]
     leaves: tuple[str, ...] = ()
@@ -55,10 +60,25 @@ class Recipe:
         return any(scheme.weights in INTEGER_FORMS for scheme in parts)
 
     @property
+    def rounds_activations(self) -> bool:
+        """Whether products of a build take their rows in another form; those of experts never do."""
+        target = (scheme for kind, scheme in schemes(self.target).items() if kind != EXPERTS)
+        return any(scheme.activations != "none" for scheme in (*target, *schemes(self.drafter).values()))
+
+    @property
     def rounds_rows(self) -> bool:
         """Whether products round what they are given, so that no weights alone tell what they give."""
+        return self.rounds_to_integers or self.rounds_activations
+
+    @property
+    def is_judged_by_own_weights(self) -> bool:
+        """Whether a build's weights stray too far from the checkpoint's to be compared with them: each matrix is, and
+        the graphs are compared with what the build's own weights give. Where rows are rounded to floats too, nothing
+        is left to judge.
+        """
         parts = (*schemes(self.target).values(), *schemes(self.drafter).values())
-        return self.rounds_to_integers or any(scheme.activations != "none" for scheme in parts)
+        packs_floats = any(scheme.weights in FLOAT_FORMS for scheme in parts)
+        return self.rounds_to_integers or (packs_floats and not self.rounds_activations)
 
     def target_scheme(self, name: str) -> LayerScheme:
         """What becomes of one of the target's tensors, by its stored name."""
@@ -69,6 +89,18 @@ class Recipe:
         """What becomes of one of the drafter's tensors, by its stored name."""
         return schemes(self.drafter).get(kind_of(name), AS_STORED)
 
+
+EXPERTS = "experts"
+"""The kind of layer whose matrices are chosen while a graph runs."""
+_CACHE_REASON = (
+    "TensorRT updates no cache of FP8 in place (TensorRT-RTX 1.7.1: `cache has type FP8 but must have type Float, "
+    "Half, or BFloat16`)"
+)
+UNBUILDABLE = {
+    "fp8-kv": (_CACHE_REASON, "fp8"),
+    "nvfp4-kv": (_CACHE_REASON, "nvfp4"),
+}
+"""Recipes of checkpoints that no build takes: why, and the nearest that one takes."""
 
 AUTOMATIC = "auto"
 """Takes bf16 for TensorRT. Elsewhere fp32, unless that would write more than `MAX_AUTOMATIC_BYTES`."""
@@ -82,6 +114,13 @@ def find_recipe(name: str) -> Recipe:
     Raises:
         UsageError: There is none of that name.
     """
+    if name in UNBUILDABLE:
+        reason, nearest = UNBUILDABLE[name]
+        raise UsageError(
+            f"precision `{name}` cannot be built: {reason}",
+            hint=f"build with --precision {nearest}, whose cache is bfloat16; `convert --recipe {name}` writes it for "
+            "engines that have such a cache",
+        )
     if name not in BUILD_RECIPES:
         raise UsageError(f"unknown precision `{name}`", hint=f"known: {', '.join(BUILD_RECIPES)}")
     layers = load_shipped(name, BUILD_RECIPES)
@@ -94,6 +133,8 @@ def find_recipe(name: str) -> Recipe:
         target=layers.target,
         drafter=layers.drafter,
         keeps_mxfp4=rules.keeps_mxfp4,
+        needs_mxfp4=rules.needs_mxfp4,
+        scales_columns=rules.scales_columns,
         compute_element=rules.compute_element,
         backends=rules.backends,
         leaves=rules.leaves,

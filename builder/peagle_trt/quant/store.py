@@ -39,15 +39,28 @@ _NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "U8": "
 
 
 def write_target_weights(
-    target: TargetCheckpoint, path: Path, precision: str = "fp32", scales: ActivationScales = NO_SCALES
+    target: TargetCheckpoint,
+    path: Path,
+    precision: str = "fp32",
+    scales: ActivationScales = NO_SCALES,
+    *,
+    left_out: frozenset[str] = frozenset(),
 ) -> StoredWeights:
     """Write `engine/target.safetensors`; what the recipe leaves in place is linked beside it.
+
+    Args:
+        target: The target.
+        path: The file.
+        precision: A recipe that writes weights.
+        scales: See `target_layout`.
+        left_out: See `target_layout`.
 
     Raises:
         CheckpointError: The recipe cannot store a tensor, or the scales do not fit.
         MachineError: The disk is full, or the folder cannot be written.
     """
-    layout, kept = target_layout(target, precision, scales), kept_references(target, precision)
+    layout = target_layout(target, precision, scales, left_out=left_out)
+    kept = kept_references(target, precision)
     _write(path, layout)
     if kept:
         link_shards(kept, path)
@@ -60,14 +73,18 @@ def write_drafter_weights(
     path: Path,
     precision: str = "fp32",
     scales: ActivationScales = NO_SCALES,
+    *,
+    left_out: frozenset[str] = frozenset(),
 ) -> StoredWeights:
     """Write `engine/drafter.safetensors`; rows of the target's output layer are copied where the drafter shares them.
+
+    Arguments are those of `drafter_layout`.
 
     Raises:
         CheckpointError: The recipe cannot store a tensor, or the scales do not fit.
         MachineError: The disk is full, or the folder cannot be written.
     """
-    return _write(path, drafter_layout(drafter, target, precision, scales))
+    return _write(path, drafter_layout(drafter, target, precision, scales, left_out=left_out))
 
 
 def link_target_weights(target: TargetCheckpoint, path: Path) -> StoredWeights:

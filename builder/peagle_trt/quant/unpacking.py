@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from peagle_trt.quant.block_integers import BlockIntegers, dequantize_blocks
 from peagle_trt.quant.nvfp4 import Nvfp4Matrix, dequantize_nvfp4
-from peagle_trt.quant.packing import BLOCK_SCALES, GLOBAL_SCALE, INTEGER_SCALES, SCALE, ZERO_POINTS
+from peagle_trt.quant.packing import BLOCK_SCALES, COLUMN_SCALES, GLOBAL_SCALE, INTEGER_SCALES, SCALE, ZERO_POINTS
 from peagle_trt.readers.float_codes import decode_e4m3
 from peagle_trt.readers.safetensors_file import load_tensor, map_codes
 from peagle_trt.spec import TensorSpec
@@ -38,7 +38,9 @@ def load_unpacked(stored: Mapping[str, TensorSpec], name: str) -> NDArray[np.gen
             block_scales=map_codes(stored[f"{name}{BLOCK_SCALES}"]),
             global_scale=_floats(stored, f"{name}{GLOBAL_SCALE}"),
         )
-        return dequantize_nvfp4(matrix)
+        worth = dequantize_nvfp4(matrix)
+        is_divided = f"{name}{COLUMN_SCALES}" in stored
+        return worth * _floats(stored, f"{name}{COLUMN_SCALES}") if is_divided else worth
     if f"{name}{SCALE}" in stored:
         values: NDArray[np.float32] = decode_e4m3(map_codes(stored[name])) * _floats(stored, f"{name}{SCALE}")
         return values

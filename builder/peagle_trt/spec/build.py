@@ -29,6 +29,8 @@ class BuildSpec:
         compute_capabilities: GPUs to compile for, such as ("120",); empty leaves the choice to the backend.
         scales_path: File of the target's calibrated scales, or None.
         drafter_scales_path: The same of the drafter.
+        keep_above: Largest relative error that rounding may make of a matrix; those above stay as they were. None
+            leaves nothing out.
         mask_token_id: Token of the drafter's masked slots where its checkpoint does not say, or None.
     """
 
@@ -48,3 +50,4 @@ class BuildSpec:
     compute_capabilities: tuple[str, ...] = ()
     scales_path: Path | None = None
     drafter_scales_path: Path | None = None
+    keep_above: float | None = None

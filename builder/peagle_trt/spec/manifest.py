@@ -135,8 +135,11 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             number of sequences G that may share a pass; a pass of fewer takes the next larger one; the drafter's graphs
             are those of its head's kind. With the TensorRT backends: `target` and `drafter`, one graph each.
         files: Every file of the build except the manifest itself.
-        sources: Where target and drafter came from, as a person would cite it.
+        sources: Where target and drafter came from, as a person would cite it; files of scales; and experts that stayed
+            in the checkpoint's own form.
         engines: Role to engine, for backends that compile their graphs.
+        keep_above: Largest relative error that rounding was allowed to make of a matrix, or None for any.
+        left_out: Matrices that stayed as they were for that, such as `target.layers.0.o_proj`.
     """
 
     format: int
@@ -152,3 +155,5 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     files: tuple[EngineFile, ...]
     sources: dict[str, str]
     engines: dict[str, CompiledEngine] = {}
+    keep_above: float | None = None
+    left_out: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from peagle_trt.engine.protocol import Engine, TargetRows
 from peagle_trt.errors import VerificationError
+from peagle_trt.quant.weight_errors import WeightError, worst
 from peagle_trt.spec import EngineManifest
 from peagle_trt.verify.decoding import (
     Decoded,
@@ -54,6 +55,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         hidden_tolerance: Limit of the hidden error, or None for none.
         seed: Seed of the prompt.
         subject: What was run.
+        weights: How far the build's matrices are from the checkpoints', as measured when it was made.
     """
 
     max_logit_error: float
@@ -64,6 +66,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     hidden_tolerance: float | None
     seed: int
     subject: str = THE_ENGINE
+    weights: tuple[WeightError, ...] = ()
 
     def summary(self) -> str:
         """One line for people."""
@@ -76,6 +79,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.num_drafts_compared} drafted tokens equal"
             )
         return found if self.subject == THE_ENGINE else f"{found} (of {self.subject}; the engine did not run)"
+
+    def weights_summary(self) -> str:
+        """One line for people about the matrices; there are some."""
+        (largest,) = worst(self.weights, 1)
+        return (
+            f"weights: {len(self.weights)} matrices are not float32; the worst, {largest.model} `{largest.name}`, "
+            f"is {largest.error:.2g} off ({largest.form})"
+        )
 
 
 @dataclass(slots=True, kw_only=True)

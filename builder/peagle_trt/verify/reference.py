@@ -7,6 +7,7 @@ V vocabulary, A auxiliary states, K drafted slots.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from peagle_trt.verify.feed_forward import feed_forward
 from peagle_trt.verify.rotary import rotate
 from peagle_trt.verify.weights import Array, Load, linear, read, rms_norm
 
+OnCache = Callable[[int, Array, Array], None]
+"""Told a layer, its keys [T, M, D] as they were rotated, and its values [T, M, D]."""
 VOCABULARY_BLOCK = 4096
 """Rows of an output layer that are widened to float64 at a time."""
 
@@ -73,7 +76,12 @@ def run_head(
 
 
 def run_drafter(
-    config: DrafterConfig, load: Load, next_token_ids: NDArray[np.int64], hidden_TA: Array, draft_tokens: int
+    config: DrafterConfig,
+    load: Load,
+    next_token_ids: NDArray[np.int64],
+    hidden_TA: Array,
+    draft_tokens: int,
+    on_cache: OnCache | None = None,
 ) -> Array:
     """Draft once after a text, everything recomputed.
 
@@ -83,6 +91,7 @@ def run_drafter(
         next_token_ids: [T], the token that follows each row; the last one is the bonus token.
         hidden_TA: [T, A*Ht], the target's auxiliary states of the rows.
         draft_tokens: K.
+        on_cache: Told what every layer would keep.
 
     Returns:
         [K, Vd] logits of the drafted slots.
@@ -93,7 +102,7 @@ def run_drafter(
     masks = draft_tokens - 1
     tokens = np.concatenate([next_token_ids, np.full(masks, config.mask_token_id)])
     hidden_TH = np.concatenate([fuse(config, load, hidden_TA), np.tile(fused_mask_H, (masks, 1))])
-    stream_KH = _drafter_stream(config, load, tokens, hidden_TH)[len(next_token_ids) - 1 :]
+    stream_KH = _drafter_stream(config, load, tokens, hidden_TH, on_cache)[len(next_token_ids) - 1 :]
     return _logits(load("lm_head"), rms_norm(stream_KH, read(load, "norm"), config.rms_norm_eps))
 
 
@@ -125,12 +134,18 @@ def run_sequential_drafter(
     return np.concatenate(logits)
 
 
-def _drafter_stream(config: DrafterConfig, load: Load, tokens: NDArray[np.int64], hidden_TH: Array) -> Array:
+def _drafter_stream(
+    config: DrafterConfig,
+    load: Load,
+    tokens: NDArray[np.int64],
+    hidden_TH: Array,
+    on_cache: OnCache | None = None,
+) -> Array:
     """The stream after the drafter's last layer, [T, H]."""
     positions_T = np.arange(len(tokens))
-    stream_TH = _fusion_layer(config, load, _embed(load, tokens), hidden_TH, positions_T)
+    stream_TH = _fusion_layer(config, load, _embed(load, tokens), hidden_TH, positions_T, on_cache)
     for layer in range(1, config.num_layers):
-        stream_TH, _ = _layer(config, load, layer, stream_TH, positions_T)
+        stream_TH, _ = _layer(config, load, layer, stream_TH, positions_T, on_cache)
     return stream_TH
 
 
@@ -179,25 +194,36 @@ def _logits(table_VH: NDArray[np.generic], rows_TH: Array) -> Array:
 
 
 def _fusion_layer(
-    config: DrafterConfig, load: Load, embedded_TH: Array, hidden_TH: Array, positions_T: NDArray[np.int64]
+    config: DrafterConfig,
+    load: Load,
+    embedded_TH: Array,
+    hidden_TH: Array,
+    positions_T: NDArray[np.int64],
+    on_cache: OnCache | None,
 ) -> Array:
     prefix, eps = "layers.0.", config.rms_norm_eps
     normed_TH = rms_norm(hidden_TH, read(load, f"{prefix}hidden_norm"), eps)
     embedded = rms_norm(embedded_TH, read(load, f"{prefix}input_norm"), eps)
     residual_TH = normed_TH if config.norm_before_residual else hidden_TH
     # Layer 0 reads [embedding | hidden], 2H wide; the others read H.
-    attended = _attention(config, load, 0, np.concatenate([embedded, normed_TH], axis=1), positions_T)
+    attended = _attention(config, load, 0, np.concatenate([embedded, normed_TH], axis=1), positions_T, on_cache)
     stream_TH, _ = _add_feed_forward(config, load, prefix, residual_TH + attended)
     return stream_TH
 
 
 def _layer(
-    config: TargetConfig | DrafterConfig, load: Load, layer: int, stream_TH: Array, positions_T: NDArray[np.int64]
+    config: TargetConfig | DrafterConfig,
+    load: Load,
+    layer: int,
+    stream_TH: Array,
+    positions_T: NDArray[np.int64],
+    on_cache: OnCache | None = None,
 ) -> tuple[Array, float]:
     """The stream after a layer, and how clear its router's choices were."""
     prefix = f"layers.{layer}."
     normed = rms_norm(stream_TH, read(load, f"{prefix}input_norm"), config.rms_norm_eps)
-    return _add_feed_forward(config, load, prefix, stream_TH + _attention(config, load, layer, normed, positions_T))
+    attended = _attention(config, load, layer, normed, positions_T, on_cache)
+    return _add_feed_forward(config, load, prefix, stream_TH + attended)
 
 
 def _add_feed_forward(
@@ -209,7 +235,12 @@ def _add_feed_forward(
 
 
 def _attention(
-    config: TargetConfig | DrafterConfig, load: Load, layer: int, values: Array, positions_T: NDArray[np.int64]
+    config: TargetConfig | DrafterConfig,
+    load: Load,
+    layer: int,
+    values: Array,
+    positions_T: NDArray[np.int64],
+    on_cache: OnCache | None,
 ) -> Array:
     prefix = f"layers.{layer}."
     has_bias = config.has_qkv_bias if isinstance(config, TargetConfig) else config.has_attention_bias
@@ -222,6 +253,8 @@ def _attention(
         keys_TMD = rms_norm(keys_TMD, read(load, f"{prefix}k_norm"), config.rms_norm_eps)
     queries_TND = rotate(config.rope, queries_TND, positions_T)
     keys_TMD = rotate(config.rope, keys_TMD, positions_T)
+    if on_cache is not None:
+        on_cache(layer, keys_TMD, values_TMD)
     grouped_TMGD = queries_TND.reshape(rows, config.num_key_value_heads, -1, width)
     scores = np.einsum("tmgd,smd->mgts", grouped_TMGD, keys_TMD) / math.sqrt(width)
     scores = np.where(_visible(positions_T, config.attention_window(layer)), scores, -np.inf)

@@ -1,7 +1,8 @@
 """Where the reference takes its weights from: the checkpoints while a build is made, the build itself later.
 
-Integers are an exception. A model whose weights were rounded to them is not the checkpoint's any more, so a build is
-compared with its own rounded weights even while it is made, each of which is first compared with the checkpoint's.
+Integers and NVFP4 weights are an exception. A model whose weights were rounded so far is not the checkpoint's any more,
+so a build is compared with its own rounded weights even while it is made, each of which is first compared with the
+checkpoint's.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 
 from peagle_trt.errors import VerificationError
 from peagle_trt.quant import StoredWeights
+from peagle_trt.quant.halves import HALF_TYPES
 from peagle_trt.quant.in_place import load_experts
+from peagle_trt.quant.packing import BLOCK_SCALES
 from peagle_trt.quant.unpacking import integer_bits, load_unpacked
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, draft_to_target_ids
 from peagle_trt.readers.safetensors_file import load_tensor
@@ -65,7 +68,7 @@ def checkpoint_source(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> R
 def rounded_source(
     target: TargetCheckpoint, drafter: DrafterCheckpoint, stored_target: StoredWeights, stored_drafter: StoredWeights
 ) -> ReferenceSource:
-    """Take the weights from the checkpoints, but those that a build rounds to integers from the build.
+    """Take the weights from the checkpoints, but those that a build rounds from the build.
 
     Raises:
         VerificationError: When a matrix is loaded: it is not what the checkpoint's may be rounded to.
@@ -81,13 +84,16 @@ def rounded_source(
         return _checked(stored_target, name, plain.load_target(name), rounded.load_target)
 
     def load_drafter(name: str) -> NDArray[np.generic]:
-        holder = stored_target if name == "lm_head" and name not in stored_drafter else stored_drafter
+        is_shared = name in ("embed_tokens", "lm_head") and name not in stored_drafter
+        holder, place = (stored_target, name) if is_shared else (stored_drafter, name)
+        if is_shared and name not in stored_target:
+            place = "embed_tokens"
         if name == "mask_hidden":
             # What it is fused to is computed before `fc` is rounded.
             raise KeyError(name)
         if name == "fused_mask_hidden":
             return rounded.load_drafter(name)
-        return _checked(holder, name, plain.load_drafter(name), rounded.load_drafter)
+        return _checked(holder, place, plain.load_drafter(name), lambda _: rounded.load_drafter(name))
 
     return ReferenceSource(
         load_target=load_target, load_drafter=load_drafter, draft_to_target=plain.draft_to_target, is_rounded=True
@@ -96,18 +102,28 @@ def rounded_source(
 
 def _checked(stored: StoredWeights, name: str, plain: NDArray[np.generic], load: Load) -> NDArray[np.generic]:
     """A matrix as a build rounded it, compared with what it was made of; others as they are."""
-    bits = integer_bits(stored, _stored_name(stored, name))
-    if bits is None:
+    form = _rounded_form(stored, _stored_name(stored, name))
+    if form is None:
         return plain
     found, wanted = (each.astype(np.float32, copy=False) for each in (load(name), plain))
     error = float(np.linalg.norm(found - wanted) / (np.linalg.norm(wanted) or 1.0))
-    if not error <= LARGEST_ROUNDING[bits]:
+    if not error <= LARGEST_ROUNDING[form]:
         raise VerificationError(
-            f"`{name}` was rounded to {bits} bits with a relative error of {error:.2g}, "
-            f"and {LARGEST_ROUNDING[bits]} is the most that rounding can make",
+            f"`{name}` was rounded to {form} with a relative error of {error:.2g}, "
+            f"and {LARGEST_ROUNDING[form]} is the most that rounding can make",
             hint="the build is not published; this is a fault of peagle-trt, please report it",
         )
     return found
+
+
+def _rounded_form(stored: StoredWeights, name: str) -> str | None:
+    """What a build rounds a stored matrix to, as `LARGEST_ROUNDING` calls it; None where it keeps or moves it."""
+    bits = integer_bits(stored, name)
+    if bits is not None:
+        return f"{bits} bits"
+    if f"{name}{BLOCK_SCALES}" in stored:
+        return "NVFP4"
+    return stored[name].dtype if name in stored and stored[name].dtype in HALF_TYPES else None
 
 
 def build_source(

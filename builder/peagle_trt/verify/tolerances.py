@@ -39,15 +39,23 @@ _INTEGERS = Tolerance(
     reason="against the build's own rounded weights, but rows are rounded to 8 bits in every product, which float64 "
     "does not: measured 1.3 and 1.2e-2 on SmolLM2; another matrix or another block's scale moves logits by 10",
 )
+_ROUNDED_WEIGHTS = Tolerance(
+    logits=math.inf,
+    hidden=math.inf,
+    reason="against the checkpoint's weights, which NVFP4 changes by a tenth: how far that moves a model is its "
+    "quality, which is recorded; against the build's own weights such a build is judged as fp32",
+)
+_BFLOAT16 = Tolerance(
+    logits=1.0,
+    hidden=2e-2,
+    reason="weights of 8 bits of mantissa against the checkpoint's 24: measured 0.16 and 2.1e-3 on SmolLM2",
+)
 TOLERANCES = {
     "fp32": _FLOAT32,
     # Widening is exact, and everything after it is float32.
     "native": _FLOAT32,
-    "bf16": Tolerance(
-        logits=1.0,
-        hidden=2e-2,
-        reason="weights of 8 bits of mantissa against the checkpoint's 24: measured 0.16 and 2.1e-3 on SmolLM2",
-    ),
+    "bf16": _BFLOAT16,
+    "mxfp4": _BFLOAT16,
     "fp16": Tolerance(
         logits=0.25,
         hidden=3e-3,
@@ -57,6 +65,10 @@ TOLERANCES = {
     "int4": _INTEGERS,
     "fp8": _ROUNDED_ACTIVATIONS,
     "nvfp4": _ROUNDED_ACTIVATIONS,
+    "nvfp4-awq": _ROUNDED_ACTIVATIONS,
+    "nvfp4-mlp": _ROUNDED_ACTIVATIONS,
+    "nvfp4-experts": _ROUNDED_WEIGHTS,
+    "w4a16-nvfp4": _ROUNDED_WEIGHTS,
 }
 """By name of the recipe in `quant.registry`."""
 _ROUNDED_CHOICES = Tolerance(
@@ -86,6 +98,9 @@ ELEMENT_TOLERANCES = {
 }
 """By what an engine computes in, where that is less than float32; no GPU has measured them yet."""
 
-LARGEST_ROUNDING = {4: 0.38, 8: 0.03}
-"""Relative error that rounding to blocks of 32 integers can make, by their bits. Where one number of a block is its
-whole range, the other 31 are off by a step at most: sqrt(31) / 15, or sqrt(31) / 255. Another matrix is off by 1.4."""
+LARGEST_ROUNDING = {"4 bits": 0.38, "8 bits": 0.03, "NVFP4": 0.25, "BF16": 2**-8, "F16": 2**-8}
+"""Relative error that rounding can make. Blocks of 32 integers, by their bits: where one number of a block is its
+whole range, the other 31 are off by a step at most: sqrt(31) / 15, or sqrt(31) / 255. Blocks of NVFP4: the others are
+off by a fifth of themselves at most where they count, and the largest by a sixteenth, as its scale is rounded too.
+Halves: half a step of a number is 2^-9 of it, or 2^-12; far smaller ones of float16 add to it. Another matrix is off
+by 1.4."""

@@ -147,6 +147,7 @@ def test_a_dense_target_can_be_quantized_on_the_way(tmp_path: Path, precision: s
         ({"precision": "int4"}, UsageError, "precision `int4` is none that"),
         ({"compute_capabilities": ("120",)}, PlanError, "gibberish.*SM120"),
         ({"compute_capabilities": ("75",)}, PlanError, "SM75"),
+        ({"precision": "fp8", "keep_above": 0.1}, PlanError, "--keep-above"),
         ({"compute_capabilities": ("90", "100")}, PlanError, "for one GPU"),
     ],
 )

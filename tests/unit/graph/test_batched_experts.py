@@ -21,6 +21,7 @@ from peagle_trt.graph.batched.experts_stacks import integers, mxfp4_stack
 from peagle_trt.graph.batched.nodes import BATCHED_OPSET
 from peagle_trt.graph.batched.packed_words import doubled_values, doubled_values_in_order, scale_values
 from peagle_trt.graph.builder import Element, GraphBuilder
+from peagle_trt.quant.mxfp4 import mxfp4_to_nvfp4
 from peagle_trt.readers.safetensors_file import read_header
 from peagle_trt.spec import ExpertsConfig
 from peagle_trt.spec.names import expert_shapes
@@ -80,6 +81,15 @@ def pack_nvfp4(weights: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Te
     return parts, worth.reshape(weights.shape)
 
 
+def cast_to_nvfp4(weights: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The same numbers as `pack_mxfp4` makes, as NVFP4."""
+    parts, worth = pack_mxfp4(weights)
+    cast = mxfp4_to_nvfp4("stack", parts[".blocks"].numpy(), parts[".scales"].numpy())
+    scales = torch.from_numpy(cast.block_scales).view(torch.float8_e4m3fn)
+    overall = torch.from_numpy(cast.global_scale)
+    return {"": torch.from_numpy(cast.codes), ".block_scales": scales, ".global_scale": overall}, worth
+
+
 def keep(dtype: torch.dtype, weights: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     return {"": weights.to(dtype)}, weights.to(dtype).float()
 
@@ -89,6 +99,7 @@ STORED = {
     "bfloat16": partial(keep, torch.bfloat16),
     "mxfp4": pack_mxfp4,
     "nvfp4": pack_nvfp4,
+    "cast": cast_to_nvfp4,
 }
 
 
@@ -130,6 +141,19 @@ def test_experts_are_mixed_as_the_reference_does(tmp_path: Path, form: str, conf
         expected, margin = mix_experts(config, worth.__getitem__, "layers.0.", rows.astype(np.float64))
         assert margin > 1e-6
         np.testing.assert_allclose(found, expected, atol=ROUNDING * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("config", [GPT_OSS, CONFIGS["qwen3-moe"]], ids=["gpt-oss", "qwen3-moe"])
+def test_mxfp4_and_its_cast_to_nvfp4_give_the_same_bits(tmp_path: Path, form: str, config: ExpertsConfig) -> None:
+    for folder in ("mxfp4", "cast"):
+        (tmp_path / folder).mkdir()
+    kept = open_session(write_experts(tmp_path / "mxfp4", FORMS[form], config, "mxfp4")[0])
+    cast = open_session(write_experts(tmp_path / "cast", FORMS[form], config, "cast")[0])
+    rows = np.random.default_rng(9).standard_normal((11, HIDDEN)).astype(np.float32)
+    found, expected = (session.run(["mixed"], {"rows": rows})[0] for session in (cast, kept))
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 def test_a_row_gets_the_same_alone_and_among_others(tmp_path: Path) -> None:
@@ -209,6 +233,14 @@ def test_experts_compile(tmp_path: Path, stored: str, form: str, element: Elemen
     path, _ = write_experts(tmp_path, FORMS[form], GPT_OSS, stored, element)
     ports = (Port(name="rows", element=element, dims=("S", HIDDEN), is_input=True),)
     assert compile_graph(path, ports).engine_bytes > 0
+
+
+@pytest.mark.rtx
+@needs("rtx")
+def test_words_of_nvfp4_compile_for_gpus_without_fp4(tmp_path: Path) -> None:
+    path, _ = write_experts(tmp_path, gathered_experts, GPT_OSS, "nvfp4", "BFLOAT16")
+    ports = (Port(name="rows", element="BFLOAT16", dims=("S", HIDDEN), is_input=True),)
+    assert compile_graph(path, ports, capability="SM80").engine_bytes > 0
 
 
 @pytest.mark.rtx

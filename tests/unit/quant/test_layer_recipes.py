@@ -77,8 +77,8 @@ REFUSED = {
         "`target.embedding` is to be quantized, which no loader reads",
     ),
     "two_algorithms": (
-        '[target]\no = { weights = "nvfp4" }\ndown = { weights = "fp8", activations = "fp8" }',
-        "`target.o` is W4A16_NVFP4 and `target.down` FP8",
+        '[drafter]\no = { weights = "nvfp4" }\ndown = { weights = "fp8", activations = "fp8" }',
+        "`drafter.o` is W4A16_NVFP4 and `drafter.down` FP8",
     ),
     "cast": ('[target]\npacked_experts = "cast"', "casts to NVFP4, but `target.experts` has weights in `stored`"),
 }

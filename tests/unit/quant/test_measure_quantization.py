@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from peagle_trt.bench.known_answers import last_number, problems, questions_with_answers
 from scripts.quantization_recipes import RECIPES
 from scripts.quantization_report import error_table, plot, table
-from scripts.quantization_texts import last_number, problems, questions_with_answers
 
 ANSWERS = {
     "divergence": 0.25,

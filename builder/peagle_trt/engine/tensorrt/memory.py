@@ -31,14 +31,18 @@ class NamedBuffers:
         self._host_buffers: dict[str, HostBuffer] = {}
 
     def on_device(self, name: str, size_bytes: int) -> int:
-        """Address of a buffer of at least that size; the same one until it has to grow."""
+        """Address of a buffer of at least that size, zero at first; the same one until it has to grow."""
         address, size = self._device_buffers.get(name, (0, 0))
         if size >= size_bytes and size:
             return address
         if size:
             self._device.free(address)
-        self._device_buffers[name] = self._device.allocate(size_bytes), max(size_bytes, 1)
-        return self._device_buffers[name][0]
+        address = self._device.allocate(size_bytes)
+        # Slots that sit out a pass are computed from whatever lies here, and write it into their caches, where it is
+        # multiplied by a weight of zero: it must be a number.
+        self._device.fill_zero(address, size_bytes)
+        self._device_buffers[name] = address, max(size_bytes, 1)
+        return address
 
     def on_host(self, name: str, size_bytes: int) -> HostBuffer:
         """Page-locked memory of at least that size."""

@@ -19,8 +19,18 @@ DEFAULT_CAPABILITY = "120"
 _OLDEST_DRIVER = 13_000
 # The driver of CUDA 13.0 on Linux, for where CUDA cannot be asked. Source: CUDA 13.0 release notes, table 3.
 _OLDEST_DRIVER_BRANCH = 580
-# FP4 is multiplied by Blackwell alone; Turing has no bfloat16.
-_OLDEST_OF_PRECISION = {"nvfp4": 100, "fp8": 89, "bf16": 80, "native": 80}
+# Constants of FP4 are compiled for Blackwell alone, experts' words for any; Turing has no bfloat16.
+_OLDEST_OF_PRECISION = {
+    "nvfp4": 100,
+    "nvfp4-awq": 100,
+    "nvfp4-mlp": 100,
+    "w4a16-nvfp4": 100,
+    "fp8": 89,
+    "bf16": 80,
+    "native": 80,
+    "mxfp4": 80,
+    "nvfp4-experts": 80,
+}
 
 
 def choose_capabilities(backend: str, requested: tuple[str, ...], precision: str, machine: Machine) -> tuple[str, ...]:

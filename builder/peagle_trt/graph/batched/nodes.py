@@ -64,17 +64,19 @@ def _causal_function() -> onnx.FunctionProto:
         ),
     ]
     inputs = ["query", "key", "value", "mask", "query_lengths", "kv_lengths"]
-    return _function(CAUSAL_DOMAIN, inputs, nodes)
+    return _function(CAUSAL_DOMAIN, inputs, nodes, ["causal_kind", "TRT_decomposable"])
 
 
 def _masked_function() -> onnx.FunctionProto:
     from onnx import helper
 
     inputs = ["query", "key", "value", "mask"]
-    return _function(MASKED_DOMAIN, inputs, [helper.make_node("Attention", inputs, ["mixed"], scale=1.0)])
+    nodes = [helper.make_node("Attention", inputs, ["mixed"], scale=1.0)]
+    return _function(MASKED_DOMAIN, inputs, nodes, ["TRT_decomposable"])
 
 
-def _function(domain: str, inputs: list[str], nodes: list[onnx.NodeProto]) -> onnx.FunctionProto:
+def _function(domain: str, inputs: list[str], nodes: list[onnx.NodeProto], attributes: list[str]) -> onnx.FunctionProto:
+    """A body; every node of its name carries all of its attributes."""
     from onnx import helper
 
     return helper.make_function(
@@ -84,5 +86,5 @@ def _function(domain: str, inputs: list[str], nodes: list[onnx.NodeProto]) -> on
         outputs=["mixed"],
         nodes=nodes,
         opset_imports=[helper.make_opsetid("", BATCHED_OPSET)],
-        attributes=["causal_kind", "TRT_decomposable"],
+        attributes=attributes,
     )

@@ -17,7 +17,7 @@ from peagle_trt.graph.batched.nodes import BATCHED_OPSET
 from peagle_trt.graph.builder import GraphBuilder
 from peagle_trt.quant.fp8 import LARGEST_E4M3
 from peagle_trt.quant.nvfp4 import LARGEST_E2M1
-from peagle_trt.quant.packing import BLOCK_SCALES, GLOBAL_SCALE, INPUT_SCALE, ROW_INPUT_SCALE, SCALE
+from peagle_trt.quant.packing import BLOCK_SCALES, COLUMN_SCALES, GLOBAL_SCALE, INPUT_SCALE, ROW_INPUT_SCALE, SCALE
 from peagle_trt.readers.float_codes import decode_e2m1
 from peagle_trt.readers.packed import NVFP4_BLOCK
 
@@ -35,10 +35,11 @@ def is_quantized(builder: GraphBuilder, name: str) -> bool:
 
 
 def linear(builder: GraphBuilder, rows: str, name: str, bias: str = "") -> str:
-    """`rows @ weight.T + bias`, weight and rows both quantized; the bias only where it is stored.
+    """`rows @ weight.T + bias`, the weight quantized, and rows too where the recipe says so; the bias if it is stored.
 
     Rows are divided by their calibrated scale, and what lies beyond the format's range is cut off. Without one every
-    row is brought to that range by a scale that is measured as it comes, and nothing is cut off.
+    row is brought to that range by a scale that is measured as it comes, and nothing is cut off. A matrix without
+    either is of a recipe that quantizes weights alone: rows stay as they are.
 
     Args:
         builder: Graph under construction.
@@ -49,33 +50,47 @@ def linear(builder: GraphBuilder, rows: str, name: str, bias: str = "") -> str:
     Returns:
         [..., rows of the matrix], in the same type.
     """
-    is_calibrated = builder.has_weight(f"{name}{INPUT_SCALE}")
-    row_scale, scaled = "", _as_float(builder, rows)
-    if not is_calibrated:
-        row_scale, scaled = _scale_rows(builder, rows, LARGEST_FP8 if _is_fp8(builder, name) else LARGEST_NVFP4)
-    if _is_fp8(builder, name):
-        coarse, matrix = _fp8_rows(builder, scaled, name), _fp8_matrix(builder, name)
-    elif builder.element == "FLOAT":
-        coarse, matrix = _spelled_nvfp4_rows(builder, scaled, name), _spelled_nvfp4_matrix(builder, name)
-    else:
-        coarse, matrix = _nvfp4_rows(builder, scaled, name), _nvfp4_matrix(builder, name)
-    product = builder.op("MatMul", coarse, builder.op("Transpose", matrix, perm=[1, 0]))
+    row_scale, coarse = _quantized_rows(builder, rows, name) if _rounds_rows(builder, name) else ("", rows)
+    product = builder.op("MatMul", coarse, builder.op("Transpose", matrix_of(builder, name), perm=[1, 0]))
     if row_scale:
         product = _in_element(builder, builder.op("Mul", _as_float(builder, product), row_scale))
     return builder.op("Add", product, builder.weight(bias)) if bias and builder.has_weight(bias) else product
 
 
+def matrix_of(builder: GraphBuilder, name: str) -> str:
+    """What a matrix's codes are worth, [rows, columns] in the type that the graph computes in."""
+    if _is_fp8(builder, name):
+        return _fp8_matrix(builder, name)
+    return _spelled_nvfp4_matrix(builder, name) if builder.element == "FLOAT" else _nvfp4_matrix(builder, name)
+
+
+def _rounds_rows(builder: GraphBuilder, name: str) -> bool:
+    return any(builder.has_weight(f"{name}{suffix}") for suffix in (INPUT_SCALE, ROW_INPUT_SCALE))
+
+
+def _quantized_rows(builder: GraphBuilder, rows: str, name: str) -> tuple[str, str]:
+    """What a product of the rows is still to be multiplied by, or "", and the rows as their format holds them."""
+    row_scale, scaled = "", _as_float(builder, rows)
+    if builder.has_weight(f"{name}{COLUMN_SCALES}"):
+        scaled = builder.op("Mul", scaled, builder.raw_weight(f"{name}{COLUMN_SCALES}"))
+    if not builder.has_weight(f"{name}{INPUT_SCALE}"):
+        row_scale, scaled = _scale_rows(builder, scaled, LARGEST_FP8 if _is_fp8(builder, name) else LARGEST_NVFP4)
+    if _is_fp8(builder, name):
+        return row_scale, _fp8_rows(builder, scaled, name)
+    spell = _spelled_nvfp4_rows if builder.element == "FLOAT" else _nvfp4_rows
+    return row_scale, spell(builder, scaled, name)
+
+
 def _scale_rows(builder: GraphBuilder, rows: str, largest: float) -> tuple[str, str]:
-    """What every row is divided by, [..., 1], and the rows, whose largest magnitude is then `largest`; in float32.
+    """What every row of float32 is divided by, [..., 1], and the rows, whose largest magnitude is then `largest`.
 
     A row has the same scale alone and among others, so that a verify step sees what single steps see.
     """
-    values = _as_float(builder, rows)
-    found = builder.op("ReduceMax", builder.op("Abs", values), integers(builder, -1), keepdims=1)
+    found = builder.op("ReduceMax", builder.op("Abs", rows), integers(builder, -1), keepdims=1)
     scale = builder.op("Mul", found, _number(builder, 1 / largest))
     is_zero = builder.op("Equal", scale, _number(builder, 0))
     sound = builder.op("Where", is_zero, _number(builder, 1), scale)
-    return sound, builder.op("Div", values, sound)
+    return sound, builder.op("Div", rows, sound)
 
 
 def _input_scale(builder: GraphBuilder, name: str) -> str:

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.calibration.names import fused_groups
-from peagle_trt.quant.calibration.recipes import LARGEST, find_calibration
+from peagle_trt.quant.calibration.recipes import CACHE_LARGEST, LARGEST, find_calibration
 from peagle_trt.quant.scales_file import INPUT_SCALE, Scales
 from peagle_trt.readers.llama_names import llama_name
 from peagle_trt.spec import DrafterConfig
 
 Load = Callable[[str], NDArray[np.generic]]
+OnCache = Callable[[int, NDArray[np.float64], NDArray[np.float64]], None]
+"""Told a layer, its keys as they were rotated, and its values."""
 
 
 class DrafterText(Protocol):
@@ -47,6 +49,7 @@ class DraftOnce(Protocol):
         next_token_ids: NDArray[np.int64],
         hidden_TA: NDArray[np.float64],
         draft_tokens: int,
+        on_cache: OnCache | None = None,
         /,
     ) -> NDArray[np.float64]:
         """See `verify.run_drafter`."""
@@ -77,12 +80,19 @@ class _Watch:
         first: Largest magnitudes by our names of the weights, in first rows.
         real: The same in the other rows of the text.
         masked: The same in mask slots.
+        cached: Largest magnitudes of keys and values, by the names of their scales.
     """
 
     num_rows: int = 0
     first: dict[str, float] = field(default_factory=dict)
     real: dict[str, float] = field(default_factory=dict)
     masked: dict[str, float] = field(default_factory=dict)
+    cached: dict[str, float] = field(default_factory=dict)
+
+    def take_cache(self, layer: int, keys: NDArray[np.float64], values: NDArray[np.float64]) -> None:
+        """Note what a layer keeps of every row, those of mask slots among them."""
+        for part, kept in (("k", keys), ("v", values)):
+            _raise_to(self.cached, f"{_module(f'layers.{layer}.{part}_proj')}.{part}_scale", kept)
 
     def take(self, name: str, rows: NDArray[np.floating[Any]]) -> None:
         """Note what a weight was multiplied with."""
@@ -129,7 +139,7 @@ def calibrate_drafter(
         config: The drafter.
         load: Its weights by our names, `embed_tokens` and `lm_head` among them.
         texts: Texts with hidden states.
-        recipe_name: One of `CALIBRATIONS`; its cache is left out.
+        recipe_name: One of `CALIBRATIONS`.
         draft: Runs the drafter.
         draft_tokens: K; at least 2, or there are no mask slots.
         stride: Tokens from one step to the next.
@@ -149,12 +159,13 @@ def calibrate_drafter(
         )
     watch, num_steps = _Watch(), 0
     watched = _watched_weights(load, watch)
+    on_cache = (watch.take_cache,) if recipe.cache_preset else ()
     for text in texts:
         # Row p carries the token after it, so the last token is nobody's row.
         for watch.num_rows in range(len(text.token_ids) - 1, 1, -stride):
             rows = watch.num_rows
             hidden_TA = np.asarray(text.hidden_TA[:rows], np.float64)
-            draft(config, watched, text.token_ids[1 : rows + 1], hidden_TA, draft_tokens)
+            draft(config, watched, text.token_ids[1 : rows + 1], hidden_TA, draft_tokens, *on_cache)
             num_steps += 1
     if num_steps == 0:
         raise UsageError("no texts to calibrate the drafter on", hint="name a set of prompts or a file of them")
@@ -165,7 +176,7 @@ def calibrate_drafter(
         for name in watch.real
     }
     scales = Scales(
-        values=_scales(_own(config, maxima), LARGEST[recipe.scheme]),
+        values=_scales(_own(config, maxima), LARGEST[recipe.scheme]) | _cache_scales(watch.cached),
         recipe=recipe.name,
         num_texts=len(texts),
         num_tokens=sum(len(text.token_ids) for text in texts),
@@ -209,6 +220,13 @@ def _scales(maxima: Mapping[str, DrafterMaxima], largest: float) -> dict[str, ND
         shared = max(values[f"{module}{INPUT_SCALE}"] for module in group)
         values.update({f"{module}{INPUT_SCALE}": shared for module in group})
     return values
+
+
+def _cache_scales(maxima: Mapping[str, float]) -> dict[str, NDArray[np.float32]]:
+    for name, peak in maxima.items():
+        if not 0 < peak < np.inf:
+            raise CheckpointError(f"the drafter's `{name}` would hold {peak}", hint="the head or its target is damaged")
+    return {name: np.array(np.float32(peak) / np.float32(CACHE_LARGEST)) for name, peak in maxima.items()}
 
 
 def _module(name: str) -> str:

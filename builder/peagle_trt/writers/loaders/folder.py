@@ -81,6 +81,7 @@ class Description:
         method: `quant_method`, empty in hf_quant_config.json.
         cache: `kv_cache_quant_algo`; of the twin, what its dict means.
         left_out: Patterns of modules that are left out.
+        layers: Algorithm by module where layers differ, `quantized_layers`.
         raw: Everything.
     """
 
@@ -89,6 +90,7 @@ class Description:
     method: str
     cache: str
     left_out: tuple[str, ...]
+    layers: Mapping[str, str] = field(default_factory=dict)
     raw: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -141,6 +143,7 @@ def _of_twin(twin: Mapping[str, Any]) -> Description:
         method=str(twin.get("quant_method") or ""),
         cache="FP8" if is_fp8 else "",
         left_out=_texts(twin.get("ignore") or twin.get("modules_to_not_convert")),
+        layers=_layers(twin.get("quantized_layers")),
         raw=twin,
     )
 
@@ -155,8 +158,18 @@ def _of_file(document: Mapping[str, Any]) -> Description:
         method="",
         cache=str(inner.get("kv_cache_quant_algo") or ""),
         left_out=_texts(inner.get("exclude_modules")),
+        layers=_layers(inner.get("quantized_layers")),
         raw=document,
     )
+
+
+def _layers(values: object) -> dict[str, str]:
+    """Algorithm by module; an entry that names none stands as an empty word, which no loader takes."""
+    entries = values.items() if isinstance(values, Mapping) else ()
+    return {
+        str(name): str(entry.get("quant_algo") or "").upper() if isinstance(entry, Mapping) else ""
+        for name, entry in entries
+    }
 
 
 def _texts(values: object) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from peagle_trt.readers.safetensors_file import load_tensor
 from peagle_trt.spec import TensorSpec
 from peagle_trt.writers.fused import group_of
 from peagle_trt.writers.loaders.folder import Description, Module, QuantizedFolder, description
+from peagle_trt.writers.loaders.mixed import is_mixed
 
 _SCALAR_SHAPES = ((), (1,))
 _LARGEST_GLOBAL_SCALE = 1.0
@@ -40,7 +41,11 @@ def judge_tensors(folder: QuantizedFolder) -> list[Finding]:
         summed("layers that are quantized", [] if modules else ["none"], f"{len(modules):,}", "at least one"),
         summed(
             "tensors of quantized layers",
-            [fault for module in modules for fault in _faults(module, algorithm)],
+            [
+                fault
+                for module in modules
+                for fault in _faults(module, told.layers.get(module.name, "") if is_mixed(algorithm) else algorithm)
+            ],
             f"{len(modules):,} layers with all their tensors",
             "types and shapes of the algorithm, every scale there",
             hint="without an input scale loaders read 0 and every output is 0; W4A16_NVFP4 needs none",
@@ -67,6 +72,8 @@ def _judge_agreement(folder: QuantizedFolder) -> Finding:
         "exclude_modules": (sorted(own.left_out), sorted(twin.left_out)),
     }
     faults = [f"{key}: {left} and {right}" for key, (left, right) in pairs.items() if left != right]
+    names = sorted(name for name in {*own.layers, *twin.layers} if own.layers.get(name) != twin.layers.get(name))
+    faults += [f"quantized_layers: `{name}`" for name in names]
     hint = "vLLM goes by config.json, TensorRT-LLM by hf_quant_config.json"
     return summed(what, faults, "they agree", "the same in both", hint=hint)
 
@@ -83,6 +90,9 @@ def _faults(module: Module, algorithm: str) -> Iterator[str]:
     weight = parts.get("weight")
     if weight is None:
         yield f"`{module.name}` has scales but no weight"
+        return
+    if not algorithm:
+        yield f"`{module.name}` is quantized, and `quantized_layers` does not name it"
         return
     for part in _NEEDED.get(algorithm, ()):
         if part not in parts:

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from peagle_trt.readers import Finding
 from peagle_trt.readers.findings import judged
 from peagle_trt.writers.fused import fused_name, members_of
-from peagle_trt.writers.loaders.folder import QuantizedFolder, description
+from peagle_trt.writers.loaders.folder import Description, QuantizedFolder, description
+from peagle_trt.writers.loaders.mixed import found_in, is_mixed, listed, taken_by_trtllm
 from peagle_trt.writers.loaders.tensors import summed
 
 _ALGORITHMS = (
@@ -56,6 +57,8 @@ def judge_trtllm(folder: QuantizedFolder) -> list[Finding]:
         what = "TensorRT-LLM: layers left out"
         found = "names of gpt-oss, which it translates by a table of its own"
         return [*findings, Finding(level="note", what=what, found=found, expected="not judged")]
+    if is_mixed(told.algorithm):
+        return [*findings, _judge_mixed(folder, told)]
     return [*findings, _judge_left_out(folder, told.left_out)]
 
 
@@ -97,6 +100,29 @@ def _judge_left_out(folder: QuantizedFolder, patterns: Sequence[str]) -> Finding
         f"{len(patterns):,} patterns fit all {len(folder.modules):,} layers",
         "exactly the layers that are not quantized, by older and newer releases",
         hint="codes would be read as numbers, or numbers as codes",
+    )
+
+
+def _judge_mixed(folder: QuantizedFolder, told: Description) -> Finding:
+    """Where layers differ: what no entry is found for is left as it is, and exclusions count last."""
+    faults = [] if told.layers else ["no `quantized_layers`"]
+
+    def taken(name: str) -> set[str]:
+        left_out = any(is_left_out(name, told.left_out, looks_at_ancestors=looks) for looks in (False, True))
+        return set() if left_out else taken_by_trtllm(name, told.layers)
+
+    judge = functools.cache(taken)
+    for module in folder.modules.values() if told.layers else ():
+        if module.name.endswith("embed_tokens") and not module.is_quantized:
+            continue
+        found = judge(_name_of(folder, module.name))
+        if found != found_in(module):
+            faults.append(f"`{module.name}` is {listed(found_in(module))}, and {listed(found)} by the description")
+    return summed(
+        "TensorRT-LLM: algorithms of layers",
+        faults,
+        f"{len(told.layers):,} entries fit all {len(folder.modules):,} layers",
+        "what each layer's tensors are",
     )
 
 

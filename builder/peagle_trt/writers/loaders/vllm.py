@@ -14,6 +14,7 @@ from peagle_trt.readers import Finding
 from peagle_trt.readers.findings import judged
 from peagle_trt.writers.fused import fused_name, members_of
 from peagle_trt.writers.loaders.folder import Description, QuantizedFolder, description
+from peagle_trt.writers.loaders.mixed import MIXED_ALGORITHMS, found_in, is_mixed, listed, taken_by_vllm
 from peagle_trt.writers.loaders.tensors import summed
 
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8", "MIXED_PRECISION")
@@ -41,7 +42,7 @@ def judge_vllm(folder: QuantizedFolder) -> list[Finding]:
             expected="`modelopt`, or a producer of that name in hf_quant_config.json alone",
         ),
         *_judge_keys(told),
-        _judge_left_out(folder, told.left_out),
+        _judge_mixed(folder, told) if is_mixed(told.algorithm) else _judge_left_out(folder, told.left_out),
         *_judge_cache(folder, told),
     ]
     return findings + (_judge_head(folder) if folder.is_head else _judge_stacks(folder))
@@ -87,6 +88,32 @@ def _judge_left_out(folder: QuantizedFolder, patterns: Sequence[str]) -> Finding
         f"{len(patterns):,} patterns fit all {len(folder.modules):,} layers",
         "exactly the layers that are not quantized; an entry counts as a substring too",
         hint="codes would be read as numbers, or numbers as codes",
+    )
+
+
+def _judge_mixed(folder: QuantizedFolder, told: Description) -> Finding:
+    """Where layers differ: an exclusion counts first, and what no entry is found for is left as it is."""
+    if not told.layers:
+        return summed("vLLM: algorithms of layers", ["no `quantized_layers`"], "", "one for each quantized layer")
+    unknown = sorted(set(told.layers.values()) - set(MIXED_ALGORITHMS))
+    faults = [f"`{each or 'nothing'}` is no algorithm of a layer" for each in unknown]
+    judge = functools.cache(
+        lambda prefix: frozenset() if is_left_out(prefix, told.left_out) else taken_by_vllm(prefix, told.layers)
+    )
+    for module in folder.modules.values():
+        if module.name.endswith("embed_tokens") and not module.is_quantized:
+            continue
+        for prefix in prefixes_of(folder, module.name):
+            found, taken = found_in(module), judge(prefix)
+            if found != taken:
+                faults.append(f"`{module.name}` is {listed(found)}, and {listed(taken)} as `{prefix}`")
+                break
+    return summed(
+        "vLLM: algorithms of layers",
+        faults,
+        f"{len(told.layers):,} entries fit all {len(folder.modules):,} layers",
+        "what each layer's tensors are",
+        hint="a head's layers are numbered on from its target's, which no entry can know",
     )
 
 

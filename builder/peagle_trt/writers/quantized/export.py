@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -25,12 +25,14 @@ from peagle_trt.files import (
 )
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
 from peagle_trt.quant.layer_recipes import LayerRecipe
+from peagle_trt.quant.left_out import check_limit
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, checkpoint_files
 from peagle_trt.readers.quantized import HF_QUANT_CONFIG
 from peagle_trt.writers.folder import CONFIG_NAME, require_free_name
 from peagle_trt.writers.loaders import LOADERS, judge_folder
 from peagle_trt.writers.quantized.head_plan import HeadDialect, plan_head
-from peagle_trt.writers.quantized.jobs import Job
+from peagle_trt.writers.quantized.jobs import Job, Largest
+from peagle_trt.writers.quantized.left_out import leave_out
 from peagle_trt.writers.quantized.plan import CheckpointPlan, plan_target
 from peagle_trt.writers.quantized.shards import (
     JOURNAL,
@@ -65,6 +67,7 @@ class QuantizedCheckpoint:
         num_tensors: Its tensors.
         resumed_shards: Shards that an earlier run had finished.
         notes: What its user must know, a sentence each.
+        kept: What stayed as it was for its error: patterns of modules' names, or kinds of a head's layers.
     """
 
     path: Path
@@ -74,6 +77,7 @@ class QuantizedCheckpoint:
     num_tensors: int
     resumed_shards: int
     notes: tuple[str, ...]
+    kept: tuple[str, ...] = ()
 
 
 def quantize_target(
@@ -82,6 +86,7 @@ def quantize_target(
     output_path: Path,
     *,
     scales: ActivationScales = NO_SCALES,
+    keep_above: float | None = None,
     progress: Progress = lambda _: None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> QuantizedCheckpoint:
@@ -92,17 +97,21 @@ def quantize_target(
         recipe: The recipe.
         output_path: Folder to make.
         scales: Of activations and caches; constant where nothing is given.
+        keep_above: Error above which a layer stays as it is, see `leave_out`; None quantizes all.
         progress: Told now and then.
         max_shard_bytes: Where shards are cut.
 
     Raises:
         CheckpointError: See `plan_target`; or a tensor holds values that are no numbers.
-        UsageError: The folder is in use.
+        UsageError: The folder is in use, or the limit leaves nothing quantized.
+        PlanError: The limit is no number above 0.
         MachineError: The folder cannot be written.
     """
     path = require_free_name(output_path)
-    plan = plan_target(target, recipe, scales)
-    return _write(plan, scales, path, output_path, progress, max_shard_bytes)
+    check_limit(keep_above)
+    choice = _choose(plan_target(target, recipe, scales), keep_above, progress, is_head=False)
+    plan = plan_target(target, choice.recipe, scales)
+    return _write(plan, choice, scales, path, output_path, progress, max_shard_bytes)
 
 
 def quantize_head(
@@ -113,18 +122,47 @@ def quantize_head(
     output_path: Path,
     *,
     scales: ActivationScales = NO_SCALES,
+    keep_above: float | None = None,
     progress: Progress = lambda _: None,
 ) -> QuantizedCheckpoint:
-    """Write a head in a dialect, quantized as a recipe says; arguments and errors as for `plan_head`."""
+    """Write a head in a dialect, quantized as a recipe says; see `plan_head` and `quantize_target`."""
     path = require_free_name(output_path)
+    check_limit(keep_above)
     if target is not None:
         check_pair(target, drafter)
-    plan = plan_head(drafter, target, recipe, dialect, scales)
-    return _write(plan, scales, path, output_path, progress, MAX_SHARD_BYTES)
+    choice = _choose(plan_head(drafter, target, recipe, dialect, scales), keep_above, progress, is_head=True)
+    plan = plan_head(drafter, target, choice.recipe, dialect, scales)
+    return _write(plan, choice, scales, path, output_path, progress, MAX_SHARD_BYTES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What is left of a recipe.
+
+    Attributes:
+        recipe: The recipe.
+        kept: What was taken out of it.
+        notes: What to say about that.
+        largest: What the survey found, where it was made for the choice.
+    """
+
+    recipe: LayerRecipe
+    kept: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    largest: Largest = field(default_factory=dict)
+
+
+def _choose(plan: CheckpointPlan, keep_above: float | None, progress: Progress, *, is_head: bool) -> _Choice:
+    if keep_above is None:
+        return _Choice(recipe=plan.recipe)
+    largest = survey(plan, progress)
+    found = leave_out(plan, largest, keep_above, progress, is_head=is_head)
+    return _Choice(recipe=found.recipe, kept=found.patterns, notes=(found.note,), largest=largest)
 
 
 def _write(
     plan: CheckpointPlan,
+    choice: _Choice,
     scales: ActivationScales,
     path: Path,
     named_path: Path,
@@ -139,11 +177,12 @@ def _write(
         missing = [job for name, jobs in shards.items() if name not in journal.shards for job in jobs]
         require_free_space(path.parent, sum(job.length_bytes for job in missing))
         if not journal.largest:
-            journal = msgspec.structs.replace(journal, largest=survey(plan, progress))
+            known = {group: choice.largest[group] for group in plan.groups if group in choice.largest}
+            journal = msgspec.structs.replace(journal, largest=known or survey(plan, progress))
         _write_shards(staging, shards, journal, progress)
         write_index(staging, shards)
         _write_texts(plan, staging)
-        notes = plan.notes + _loader_notes(plan, staging)
+        notes = choice.notes + plan.notes + _loader_notes(plan, staging)
         (staging / JOURNAL).unlink()
         _move(staging, path)
     return QuantizedCheckpoint(
@@ -154,6 +193,7 @@ def _write(
         num_tensors=sum(len(job.outputs) for job in plan.jobs),
         resumed_shards=num_resumed,
         notes=notes,
+        kept=choice.kept,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Literal
 
 from peagle_trt.errors import CheckpointError
@@ -59,6 +60,7 @@ def plan_head(
     head = _SPELLERS[dialect](drafter, target)
     spelling = _spelling(dialect, drafter.config.num_layers)
     own = {spelling.foreign_name(name): name for name in drafter.weights}
+    scales = _respelled(scales, drafter, spelling)
     planner = Planner(path=drafter.path, rules=recipe.drafter, scales=scales)
     for tensor in head.tensors:
         _plan_head_tensor(planner, drafter, own.get(tensor.name, ""), tensor)
@@ -104,6 +106,17 @@ def _as_job(tensor: SpelledTensor) -> Job:
             yield 0, piece
 
     return Job(outputs=(Output(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),), pieces=run)
+
+
+def _respelled(scales: ActivationScales, drafter: DrafterCheckpoint, spelling: Dialect) -> ActivationScales:
+    """Scales by a dialect's names; a file has vLLM's, whoever is to load the head."""
+    modules = {
+        VLLM.foreign_name(name).removesuffix(".weight"): spelling.foreign_name(name).removesuffix(".weight")
+        for name in drafter.weights
+    }
+    parts = ((*name.rpartition("."), value) for name, value in scales.values.items())
+    values = {f"{modules.get(module, module)}.{suffix}": value for module, _, suffix, value in parts}
+    return replace(scales, values=values)
 
 
 def _spelling(dialect: HeadDialect, num_layers: int) -> Dialect:

@@ -10,11 +10,13 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
 from peagle_trt.quant.layer_kinds import kind_of
 from peagle_trt.quant.layer_recipes import (
+    MIXED,
     Algorithm,
     CacheForm,
     DrafterLayers,
     LayerRecipe,
     TargetLayers,
+    common_algorithm,
     refuse_no_match,
     schemes,
 )
@@ -27,7 +29,7 @@ from peagle_trt.writers.fused import fused_name
 from peagle_trt.writers.quantized.documents import config_twin, quant_file
 from peagle_trt.writers.quantized.jobs import Job
 from peagle_trt.writers.quantized.layers import LayerPlan
-from peagle_trt.writers.quantized.planner import Planner, Source
+from peagle_trt.writers.quantized.planner import Planner, Rounded, Source
 from peagle_trt.writers.spelled import already_quantized
 
 
@@ -43,6 +45,7 @@ class CheckpointPlan:
         jobs: What writes its tensors, in order.
         groups: What shares a scale, by the group's name.
         finite: Tensors that are only looked at for values that are no numbers.
+        rounded: Layers whose numbers are rounded.
         document: Its config.json.
         quant_document: Its hf_quant_config.json; None where there is none.
         notes: What its user must know, a sentence each.
@@ -55,6 +58,7 @@ class CheckpointPlan:
     jobs: tuple[Job, ...]
     groups: Mapping[str, tuple[Source, ...]]
     finite: tuple[TensorSpec, ...]
+    rounded: tuple[Rounded, ...]
     document: Mapping[str, object]
     quant_document: Mapping[str, object] | None
     notes: tuple[str, ...]
@@ -170,12 +174,14 @@ def finish(
         raise refuse_no_match(recipe, planner.path)
     planner.require_whole_groups()
     refuse_unknown(planner.scales, planner.modules)
-    algorithm = next(iter(planner.algorithms), None)
+    algorithm = common_algorithm(planner.algorithm_of_layers.values())
     quant_document = None
     if algorithm is not None:
-        refuse_other_format(planner.scales, algorithm)
-        quant_document = quant_file(algorithm, rules.cache, left_out)
-        document = {**document, "quantization_config": config_twin(algorithm, rules.cache, left_out)}
+        if algorithm != MIXED:
+            refuse_other_format(planner.scales, algorithm)
+        layers = planner.algorithm_of_layers
+        quant_document = quant_file(algorithm, rules.cache, left_out, layers)
+        document = {**document, "quantization_config": config_twin(algorithm, rules.cache, left_out, layers)}
     elif rules.cache != "none":
         raise CheckpointError(
             f"`{planner.path}`: nothing is quantized but the cache, which no loader reads from a checkpoint",
@@ -189,6 +195,7 @@ def finish(
         jobs=tuple(planner.jobs),
         groups={name: tuple(sources) for name, sources in planner.groups.items()},
         finite=tuple(planner.finite),
+        rounded=tuple(planner.rounded),
         document=document,
         quant_document=quant_document,
         notes=notes,

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.activation_scales import ActivationScales
+from peagle_trt.quant.fp8 import LARGEST_E4M3
 from peagle_trt.quant.layer_recipes import AS_STORED, Algorithm, DrafterLayers, LayerScheme, TargetLayers, schemes
+from peagle_trt.quant.nvfp4 import LARGEST_E2M1
 from peagle_trt.quant.stored_floats import FLOAT_TYPES
 from peagle_trt.readers.packed import NVFP4_BLOCK
 from peagle_trt.readers.tensors import PackedTensor
@@ -20,7 +22,30 @@ from peagle_trt.writers.quantized.jobs import Job
 from peagle_trt.writers.quantized.layers import LayerPlan
 
 Source = TensorSpec | PackedTensor
+# Largest number of a format, by which maxima are divided.
+_LARGEST = {"fp8": LARGEST_E4M3, "nvfp4": LARGEST_E2M1 * LARGEST_E4M3}
 _LINEAR_KINDS = ("embedding", "lm_head", "fc", "qkv", "o", "gate_up", "down", "router", "experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounded:
+    """A layer whose numbers are rounded.
+
+    Attributes:
+        module: Its name.
+        kind: Key of the recipe.
+        spec: Its matrix, or a stack [E, C, N].
+        group: Whose largest magnitude decides its scale.
+        weights: Form that it is brought into, `fp8` or `nvfp4`.
+        is_stack: It is a stack.
+    """
+
+    module: str
+    kind: str
+    spec: TensorSpec
+    group: str
+    weights: str
+    is_stack: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,8 +60,9 @@ class Planner:
         jobs: What writes it.
         groups: What shares a scale, by the group's name.
         finite: Tensors that are only looked at for values that are no numbers.
+        rounded: Layers whose numbers are rounded.
         left_out: Modules that stay as they are.
-        algorithms: What was made of any layer.
+        algorithm_of_layers: What is made of each layer that is quantized, by its module.
         modules: Every module that has a weight, and whether it is quantized.
         is_matched: The recipe asks for a form of some layer, or for MXFP4 experts that are there.
     """
@@ -48,8 +74,9 @@ class Planner:
     jobs: list[Job] = field(default_factory=list)
     groups: dict[str, list[Source]] = field(default_factory=dict)
     finite: list[TensorSpec] = field(default_factory=list)
+    rounded: list[Rounded] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    algorithms: set[Algorithm] = field(default_factory=set)
+    algorithm_of_layers: dict[str, Algorithm] = field(default_factory=dict)
     modules: dict[str, bool] = field(default_factory=dict)
     is_matched: bool = False
 
@@ -66,11 +93,12 @@ class Planner:
         group = group_of(module)
         self._require_blocks(spec, module, scheme)
         self.groups.setdefault(group, []).append(spec)
+        self.rounded.append(Rounded(module=module, kind=kind, spec=spec, group=group, weights=scheme.weights))
         make = jobs.fp8_matrix if scheme.weights == "fp8" else jobs.nvfp4_matrix
         made = [make(spec, module, group)]
         if scheme.activations != "none":
             names = [f"{member}.input_scale" for member in members_of(group)]
-            made.append(jobs.scalar(f"{module}.input_scale", self.scales.shared(names)))
+            made.append(jobs.scalar(f"{module}.input_scale", self._input_scale(names, scheme)))
         self._add(made, module, kind, scheme, _stored_bytes(spec))
 
     def stack(self, spec: TensorSpec, name: str, kind: str) -> None:
@@ -81,6 +109,9 @@ class Planner:
             return
         self._require_blocks(spec, name, scheme, axis=1)
         self.groups[name] = [spec]
+        self.rounded.append(
+            Rounded(module=name, kind=kind, spec=spec, group=name, weights=scheme.weights, is_stack=True)
+        )
         make = jobs.fp8_stack if scheme.weights == "fp8" else jobs.nvfp4_stack
         self._add([make(spec, name), *self._stack_input(name, scheme)], name, kind, scheme, _stored_bytes(spec))
 
@@ -163,7 +194,14 @@ class Planner:
         if scheme.activations == "none":
             return []
         scale_name = f"{name}_input_scale"
-        return [jobs.scalar(scale_name, self.scales.shared([scale_name]))]
+        return [jobs.scalar(scale_name, self._input_scale([scale_name], scheme))]
+
+    def _input_scale(self, names: Sequence[str], scheme: LayerScheme) -> float:
+        """A scale of activations, brought from the number format it was measured for to that of a layer."""
+        scale, measured = self.scales.shared(names), self.scales.format
+        if not measured or scheme.activations == "none":
+            return scale
+        return scale * _LARGEST[measured] / _LARGEST[scheme.activations]
 
     def _require_blocks(self, spec: TensorSpec, module: str, scheme: LayerScheme, axis: int = -1) -> None:
         columns = spec.shape[axis]
@@ -180,7 +218,7 @@ class Planner:
         self.jobs += made
         self.is_matched |= scheme.weights != "stored" or form == "mxfp4"
         if scheme.algorithm is not None:
-            self.algorithms.add(scheme.algorithm)
+            self.algorithm_of_layers[module] = scheme.algorithm
         if kind in _LINEAR_KINDS:
             self.modules[module] = scheme.algorithm is not None
         written = sum(job.length_bytes for job in made)

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
 
 from peagle_trt.errors import CheckpointError, UsageError
-from peagle_trt.quant.calibration import calibrate_drafter
+from peagle_trt.quant.activation_scales import read_activation_scales
+from peagle_trt.quant.calibration import calibrate_drafter, write_scales
+from peagle_trt.quant.layer_recipes import load_layer_recipe
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.readers.checkpoint import DrafterCheckpoint
 from peagle_trt.train.checkpoint import read_head
@@ -21,7 +24,9 @@ from peagle_trt.train.head import HeadRows
 from peagle_trt.train.row_attention import SequenceRows
 from peagle_trt.verify.reference import run_drafter
 from peagle_trt.verify.sources import checkpoint_source
-from tests.support.models import HIDDEN, save_drafter, save_target
+from peagle_trt.writers.loaders import judge_folder
+from peagle_trt.writers.quantized import quantize_head
+from tests.support.models import HEAD_DIM, HIDDEN, save_drafter, save_target
 
 ROWS, DRAFT_TOKENS = 11, 4
 
@@ -112,6 +117,79 @@ def test_maxima_are_those_of_torch_rows(folders: tuple[Path, Path], head: Drafte
         )
         largest = max(found.first, found.real, found.masked)
         np.testing.assert_allclose(scales.values[f"{module}.input_scale"], largest / 448, rtol=1e-6)
+
+
+def rotated(keys: np.ndarray, theta: float) -> np.ndarray:
+    """Keys [rows, heads, width], each row at its own position; halves turn together."""
+    half = keys.shape[-1] // 2
+    angles = np.arange(len(keys))[:, None, None] * theta ** (-np.arange(half) / half)
+    first, second = keys[..., :half], keys[..., half:]
+    return np.concatenate(
+        [first * np.cos(angles) - second * np.sin(angles), second * np.cos(angles) + first * np.sin(angles)], axis=-1
+    )
+
+
+@pytest.mark.parametrize("recipe", ["fp8-kv", "nvfp4-kv"])
+def test_scales_of_the_cache_are_those_of_torch_rows(
+    folders: tuple[Path, Path], head: DrafterCheckpoint, recipe: str
+) -> None:
+    source = checkpoint_source(read_target(folders[0]), head)
+    scales, _ = calibrate_drafter(
+        head.config,
+        source.load_drafter,
+        [text()],
+        recipe_name=recipe,
+        draft=run_drafter,
+        draft_tokens=DRAFT_TOKENS,
+        stride=1000,
+    )
+    expected, weights = inputs_in_torch(folders, text()), load_file(folders[1] / "model.safetensors")
+    for index in range(2):
+        prefix = f"layers.{index}.self_attn"
+        kept = {
+            part: (
+                expected[f"{prefix}.{part}_proj"].double() @ weights[f"{prefix}.{part}_proj.weight"].double().T
+            ).numpy()
+            for part in "kv"
+        }
+        kept["k"] = rotated(kept["k"].reshape(len(kept["k"]), -1, HEAD_DIM), head.config.rope.theta)
+        for part, rows in kept.items():
+            scale = scales.values[f"{prefix}.{part}_proj.{part}_scale"]
+            # One divisor for both formats, as modelopt has it.
+            np.testing.assert_allclose(scale, np.abs(rows).max() / 448, rtol=2e-4)
+
+
+def test_a_recipe_without_a_cache_measures_none(folders: tuple[Path, Path], head: DrafterCheckpoint) -> None:
+    source = checkpoint_source(read_target(folders[0]), head)
+    scales, _ = calibrate_drafter(
+        head.config, source.load_drafter, [text()], recipe_name="fp8", draft=run_drafter, draft_tokens=2, stride=1000
+    )
+    assert all(name.endswith(".input_scale") for name in scales.values)
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "trtllm"])
+def test_a_head_takes_measured_scales_in_every_dialect(
+    folders: tuple[Path, Path], head: DrafterCheckpoint, tmp_path: Path, dialect: str
+) -> None:
+    target = read_target(folders[0])
+    source = checkpoint_source(target, head)
+    scales, _ = calibrate_drafter(
+        head.config, source.load_drafter, [text()], recipe_name="fp8-kv", draft=run_drafter, draft_tokens=2, stride=1000
+    )
+    write_scales(scales, tmp_path / "scales.safetensors")
+    quantize_head(
+        head,
+        target,
+        load_layer_recipe("fp8-kv"),
+        dialect,  # type: ignore[arg-type]
+        tmp_path / "out",
+        scales=read_activation_scales(tmp_path / "scales.safetensors"),
+    )
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    first = "layers.0" if dialect == "vllm" else "midlayer.0"
+    for name in ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale", "mlp.down_proj.input_scale"):
+        assert written[f"{first}.{name}"].item() == scales.values[f"layers.0.{name}"]
+    assert all(finding.level != "refused" for finding in judge_folder(tmp_path / "out"))
 
 
 def test_steps_are_taken_all_along_a_text(folders: tuple[Path, Path], head: DrafterCheckpoint) -> None:
