@@ -21,6 +21,7 @@ HEAVY = (
     "onnxruntime",
     "transformers",
     "tensorrt",
+    "tensorrt_llm",
     "tensorrt_rtx",
     "cuda",
     "triton",
@@ -32,7 +33,6 @@ HEAVY = (
     "starlette",
     "uvicorn",
     "openai_harmony",
-    "tensorrt_llm",
 )
 
 # Room -> rooms it may import, besides itself, `spec`, `errors` and `files`.
