@@ -72,11 +72,13 @@ def build(
     layers = stages.LayerChoice(spec, checkpoints, report)
     if is_fresh or not plan.step("quantize").is_cached:
         require_free_space(spec.output_path.parent, _plan_weights(spec, checkpoints, layers).written)
-    is_bundle = spec.backend in BUNDLE_BACKENDS
     with staged_build(spec.output_path) as folder:
         run = _Run(spec=spec, plan=plan, folder=folder, until=until, is_fresh=is_fresh, report=report)
         run.stage("read", lambda: stages.write_tokenizer(checkpoints, folder.path))
-        manifest = _run_bundle(run, checkpoints) if is_bundle else _run_engines(run, checkpoints, layers)
+        if spec.backend in BUNDLE_BACKENDS:
+            manifest = _run_bundle(run, checkpoints)
+        else:
+            manifest = _run_engines(run, checkpoints, layers)
         if not run.stage("assemble", lambda: ()):
             return manifest
         published = stages.list_files(manifest, folder)

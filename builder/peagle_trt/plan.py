@@ -125,9 +125,9 @@ def make_plan(spec: BuildSpec) -> Plan:
 def _settings(spec: BuildSpec) -> dict[str, object]:
     """The part of a spec that each stage depends on, so that a new K costs no new weights."""
     paths = dict.fromkeys((spec.target_path, spec.drafter_path, spec.tokenizer_path))
+    scales = [_digest_of(path) for path in (spec.scales_path, spec.drafter_scales_path)]
     limits = [spec.draft_tokens, spec.max_batch_size, spec.max_sequence_length]
     is_ours = spec.backend not in BUNDLE_BACKENDS
-    scales = [_digest_of(path) for path in (spec.scales_path, spec.drafter_scales_path)]
     return {
         "read": [spec.mask_token_id, *(_fingerprint(path) for path in paths)],
         "quantize": [spec.precision, spec.keep_above, *scales],

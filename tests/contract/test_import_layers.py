@@ -47,6 +47,7 @@ ROOMS = {
     "catalog": set[str](),
     "roofline": set[str](),
     "diagnose": {"readers", "quant", "graph", "engine", "decode"},
+    "tuning": {"roofline", "decode", "engine", "build_folder"},
     "openai_door": {"decode", "deploy", "build_folder"},
     "bundle": {"readers", "writers", "quant", "trtllm", "deploy"},
     "trtllm": {"readers", "graph", "machine"},

@@ -1,27 +1,21 @@
-"""What a measurement talks to: a build in this process, or a served one."""
+"""What a measurement talks to, and a build in this process; served builds are in `served.py`."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
 
 from peagle_trt.decode.loop import DecodeLoop
-from peagle_trt.decode.request import DraftTokens
+from peagle_trt.decode.request import DraftTokens, GenerationChunk, SamplingSettings
 from peagle_trt.decode.session import LoadedBuild
 from peagle_trt.decode.speculation import SpeculationController
-from peagle_trt.errors import PeagleError, UsageError
-from peagle_trt.spec.build import MAX_DRAFT_TOKENS
+from peagle_trt.errors import PeagleError
 
 if TYPE_CHECKING:
-    from peagle_trt.bench.measure import Method
-
-SERVED_AUTO = -1
-"""What a client of a served build sends as `draft_tokens` to leave K to the server."""
+    from peagle_trt.bench.cells import Method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +28,10 @@ class ClientAnswer:
         num_verify_steps: Steps that verified drafts.
         accepted_by_position: Accepted drafts at each position.
         time_to_first_token_seconds: Submission to first token.
+        num_prompt_tokens: Tokens of the prompt; 0 where nothing tells.
+        piece_seconds: When each piece of the answer came, since submission.
+        piece_tokens: Tokens of each piece; empty where pieces are texts.
+        are_pieces_steps: Each piece is just what one step yielded.
     """
 
     token_ids: tuple[int, ...]
@@ -41,6 +39,26 @@ class ClientAnswer:
     num_verify_steps: int
     accepted_by_position: tuple[int, ...]
     time_to_first_token_seconds: float
+    num_prompt_tokens: int = 0
+    piece_seconds: tuple[float, ...] = ()
+    piece_tokens: tuple[int, ...] = ()
+    are_pieces_steps: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Attributes:
+        temperature: 0 takes the most likely token.
+        seed: Prompt i of a batch gets the seed `seed + i`; of no effect at temperature 0.
+    """
+
+    temperature: float = 0.0
+    seed: int = 0
+
+
+GREEDY = Sampling()
 
 
 class Client(Protocol):
@@ -48,10 +66,28 @@ class Client(Protocol):
 
     max_adaptive_drafts: int
     """Largest K that an adaptive method may choose."""
+    is_local: bool
+    """Whether the work is done by this process, so that its CPU time says what it took."""
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """Answer all, `method.concurrency` at a time; in the order of the prompts."""
         ...
+
+
+@dataclass(slots=True)
+class _Growing:
+    """An answer so far."""
+
+    submitted_at: float
+    token_ids: list[int] = field(default_factory=list)
+    piece_seconds: list[float] = field(default_factory=list)
+    piece_tokens: list[int] = field(default_factory=list)
+
+    def add(self, chunk: GenerationChunk, now: float) -> None:
+        if chunk.token_ids:
+            self.token_ids += chunk.token_ids
+            self.piece_seconds.append(now - self.submitted_at)
+            self.piece_tokens.append(len(chunk.token_ids))
 
 
 class InProcessClient:
@@ -62,14 +98,26 @@ class InProcessClient:
         is_chat: Put prompts into the chat template.
         ends: Stop at the model's end tokens; otherwise every answer has `max_tokens`.
         baseline: Another build of the same target, which answers with the method of its own head.
+        sampling: How tokens are chosen.
     """
 
-    def __init__(self, loaded: LoadedBuild, *, is_chat: bool, ends: bool, baseline: LoadedBuild | None = None) -> None:
+    is_local = True
+
+    def __init__(
+        self,
+        loaded: LoadedBuild,
+        *,
+        is_chat: bool,
+        ends: bool,
+        baseline: LoadedBuild | None = None,
+        sampling: Sampling = GREEDY,
+    ) -> None:
         self.max_adaptive_drafts = loaded.manifest.shapes.draft_tokens
         self._loaded = loaded
         self._baseline = baseline
         self._is_chat = is_chat
         self._ends = ends
+        self._sampling = sampling
         # As in a server, what one answer teaches about costs and acceptance serves the next.
         self._controller = SpeculationController(loaded.engine.shapes.max_draft_tokens)
 
@@ -80,26 +128,29 @@ class InProcessClient:
         loop = DecodeLoop(loaded.engine, None, controller=self._controller if method.is_adaptive else None)
         waiting = deque(enumerate(prompts))
         answers: dict[str, ClientAnswer] = {}
-        tokens: dict[str, list[int]] = {}
+        growing: dict[str, _Growing] = {}
         for _ in range(method.concurrency):
-            self._submit_next(loop, waiting, method, max_tokens)
+            self._submit_next(loop, waiting, growing, method, max_tokens)
         while loop.has_work:
-            for chunk in loop.step():
-                tokens.setdefault(chunk.request_id, []).extend(chunk.token_ids)
+            chunks = loop.step()
+            now = time.perf_counter()
+            for chunk in chunks:
                 if chunk.finish_reason == "error":
                     raise PeagleError(f"a decode step failed: {chunk.error}")
+                growing[chunk.request_id].add(chunk, now)
                 if chunk.metrics is not None:
-                    answers[chunk.request_id] = ClientAnswer(
-                        token_ids=tuple(tokens[chunk.request_id]),
-                        num_output_tokens=chunk.metrics.num_output_tokens,
-                        num_verify_steps=chunk.metrics.num_verify_steps,
-                        accepted_by_position=chunk.metrics.accepted_by_position,
-                        time_to_first_token_seconds=chunk.metrics.time_to_first_token_seconds,
-                    )
-                    self._submit_next(loop, waiting, method, max_tokens)
+                    answers[chunk.request_id] = _answer(chunk, growing.pop(chunk.request_id))
+                    self._submit_next(loop, waiting, growing, method, max_tokens)
         return [answers[str(index)] for index in range(len(prompts))]
 
-    def _submit_next(self, loop: DecodeLoop, waiting: deque[tuple[int, str]], method: Method, max_tokens: int) -> None:
+    def _submit_next(
+        self,
+        loop: DecodeLoop,
+        waiting: deque[tuple[int, str]],
+        growing: dict[str, _Growing],
+        method: Method,
+        max_tokens: int,
+    ) -> None:
         if not waiting:
             return
         index, prompt = waiting.popleft()
@@ -107,57 +158,22 @@ class InProcessClient:
         request = ask(prompt, max_tokens=max_tokens, request_id=str(index))
         end_ids = request.end_ids if self._ends else ()
         draft_tokens: DraftTokens = "auto" if method.is_adaptive else method.draft_tokens
-        loop.submit(replace(request, draft_tokens=draft_tokens, end_ids=end_ids))
+        sampling = SamplingSettings(temperature=self._sampling.temperature, seed=self._sampling.seed + index)
+        growing[str(index)] = _Growing(submitted_at=time.perf_counter())
+        loop.submit(replace(request, draft_tokens=draft_tokens, end_ids=end_ids, sampling=sampling))
 
 
-class TritonClient:
-    """A served build, over HTTP.
-
-    Args:
-        url: `http://HOST:PORT` of the server.
-        is_chat: Let the server apply the chat template.
-        ends: Stop at the model's end tokens.
-
-    Raises:
-        UsageError: The URL is not one.
-    """
-
-    def __init__(self, url: str, *, is_chat: bool, ends: bool) -> None:
-        from peagle_trt.deploy.client import HttpClient
-
-        parts = urlsplit(url if "//" in url else f"//{url}")
-        if parts.hostname is None or parts.port is None:
-            raise UsageError(f"`{url}` names no host and port", hint="for example http://127.0.0.1:8000")
-        # A server does not tell its K; positions beyond it stay empty.
-        self.max_adaptive_drafts = MAX_DRAFT_TOKENS
-        self._client = HttpClient(parts.port, host=parts.hostname)
-        # An id that no tokenizer yields cannot end an answer.
-        self._settings: dict[str, object] = {"apply_chat_template": is_chat} | ({} if ends else {"end_id": -1})
-
-    def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
-        """See `Client`."""
-        with ThreadPoolExecutor(method.concurrency) as pool:
-            return list(pool.map(lambda prompt: self._ask(prompt, method, max_tokens), prompts))
-
-    def _ask(self, prompt: str, method: Method, max_tokens: int) -> ClientAnswer:
-        draft_tokens = SERVED_AUTO if method.is_adaptive else method.draft_tokens
-        payload = {"text_input": prompt, "max_tokens": max_tokens, "draft_tokens": draft_tokens} | self._settings
-        started, first, tokens = time.perf_counter(), None, []
-        piece: dict[str, object] = {}
-        for piece in self._client.generate_stream(payload):
-            first = first or time.perf_counter()
-            tokens.extend(_as_list(piece.get("output_ids")))
-        return ClientAnswer(
-            token_ids=tuple(tokens),
-            num_output_tokens=len(tokens),
-            num_verify_steps=sum(_as_list(piece.get("num_verify_steps"))),
-            accepted_by_position=tuple(_as_list(piece.get("accepted_by_position"))),
-            time_to_first_token_seconds=(first or time.perf_counter()) - started,
-        )
-
-
-def _as_list(value: object) -> list[int]:
-    """Triton's JSON writes a tensor of one element as a scalar."""
-    if value is None:
-        return []
-    return [int(item) for item in value] if isinstance(value, list) else [int(str(value))]
+def _answer(last: GenerationChunk, grown: _Growing) -> ClientAnswer:
+    metrics = last.metrics
+    assert metrics is not None, "the last chunk of an answer has them"
+    return ClientAnswer(
+        token_ids=tuple(grown.token_ids),
+        num_output_tokens=metrics.num_output_tokens,
+        num_verify_steps=metrics.num_verify_steps,
+        accepted_by_position=metrics.accepted_by_position,
+        time_to_first_token_seconds=metrics.time_to_first_token_seconds,
+        num_prompt_tokens=metrics.num_prompt_tokens,
+        piece_seconds=tuple(grown.piece_seconds),
+        piece_tokens=tuple(grown.piece_tokens),
+        are_pieces_steps=True,
+    )

@@ -1,74 +1,60 @@
-"""Measures methods against a baseline in one run, interleaved, so that a drifting machine touches all alike."""
+"""Measures methods in turns, round by round, so that a drifting machine touches all alike."""
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
-from peagle_trt.bench.clients import Client, ClientAnswer
+from peagle_trt.bench.cells import Cell, Method, keep_answers
+from peagle_trt.bench.clients import Client
+from peagle_trt.bench.energy import Meter, joules_between, read_all
+from peagle_trt.bench.prompt_sets import PromptSet
+from peagle_trt.bench.summary import Result, summarise
 
+__all__ = ["Method", "Result", "Schedule", "measure", "run_rounds", "summarise"]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """One way to decode.
-
-    Attributes:
-        name: "p-eagle", "eagle3" or "none".
-        draft_tokens: K; 0 for "none". The largest where K is chosen step by step.
-        concurrency: Requests kept in flight.
-        is_adaptive: Whether the decode loop chooses K, step by step.
-    """
-
-    name: str
-    draft_tokens: int
-    concurrency: int
-    is_adaptive: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """What a method has done so far."""
-
-    answers: list[ClientAnswer] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-
-    def add(self, answers: Sequence[ClientAnswer], seconds: float) -> None:
-        """Take one round in."""
-        self.answers.extend(answers)
-        self.seconds.append(seconds)
-        self.tokens.append(sum(answer.num_output_tokens for answer in answers))
+WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """A method's figures.
+class Schedule:
+    """What is to be measured.
 
     Attributes:
-        method: The method.
-        tokens_per_second: Answer tokens of all requests over the time it took.
-        acceptance_length: Tokens a verify step yields, bonus counted, over all requests.
-        acceptance_by_position: Share of verify steps whose draft at position 0..K-1 was accepted.
-        time_to_first_token_ms: Median over requests.
-        speedup: Over the baseline of the same concurrency; median over rounds of the ratio within a round.
-        speedup_low: Smallest of these ratios' middle half.
-        speedup_high: Largest of these ratios' middle half.
-        num_output_tokens: Answer tokens measured.
-        is_equal_to_baseline: Share of requests whose answer is the baseline's, token for token; greedy only.
+        prompt_sets: Sets of prompts.
+        methods: Methods.
+        max_tokens: Longest answer.
+        repeats: How often every batch of prompts is answered by every method.
+        warm_up: Prompts that every kind of method answers before the clock runs.
+        round_prompts: Prompts of a round; None for the largest number of requests in flight.
     """
 
-    method: Method
-    tokens_per_second: float
-    acceptance_length: float
-    acceptance_by_position: tuple[float, ...]
-    time_to_first_token_ms: float
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
-    num_output_tokens: int
-    is_equal_to_baseline: float | None
+    prompt_sets: tuple[PromptSet, ...]
+    methods: tuple[Method, ...]
+    max_tokens: int
+    repeats: int = 1
+    warm_up: int = 1
+    round_prompts: int | None = None
+
+    @property
+    def width(self) -> int:
+        """Prompts of a round."""
+        return self.round_prompts or self.max_concurrency
+
+    @property
+    def max_concurrency(self) -> int:
+        """Largest number of requests in flight."""
+        return max(method.concurrency for method in self.methods)
+
+    def rounds(self, prompt_set: PromptSet) -> range:
+        """Numbers of a set's rounds."""
+        return range(self.repeats * -(-len(prompt_set.prompts) // self.width))
+
+    def batch(self, prompt_set: PromptSet, number: int) -> tuple[str, ...]:
+        """Prompts of a round; repetitions follow one another."""
+        first = number // self.repeats * self.width
+        return prompt_set.prompts[first : first + self.width]
 
 
 def measure(
@@ -80,73 +66,81 @@ def measure(
     baseline: str = "none",
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Result]:
-    """Run every method over the prompts, a batch of prompts at a time.
+    """Run every method once over one set of prompts and sum up.
 
     Args:
         client: What answers.
         prompts: User turns.
-        methods: Methods. A method's baseline is the one of the baseline's name with the same concurrency and, unless
-            that is "none", the same K; without one there is no speed-up.
+        methods: Methods.
         max_tokens: Longest answer.
         baseline: Name of what a speed-up is over.
         report: Told of every round.
     """
-    for each in {method.name: method for method in reversed(methods)}.values():
-        # Graphs are loaded when they are first needed.
-        client.answer(prompts[:1], each, min(max_tokens, 16))
-    tallies = {method: Tally() for method in methods}
-    width = max(method.concurrency for method in methods)
-    rounds = range(0, len(prompts), width)
-    for number, first in enumerate(rounds, start=1):
-        for method in methods:
-            started = time.perf_counter()
-            answers = client.answer(prompts[first : first + width], method, max_tokens)
-            tallies[method].add(answers, time.perf_counter() - started)
-        report(f"round {number} of {len(rounds)}")
-    return [_summarise(method, tally, _baseline(tallies, method, baseline)) for method, tally in tallies.items()]
+    prompt_set = PromptSet(name="prompts", prompts=tuple(prompts))
+    schedule = Schedule(prompt_sets=(prompt_set,), methods=tuple(methods), max_tokens=max_tokens)
+    cells = [cell for cells in run_rounds(client, schedule, report=report) for cell in cells]
+    return summarise(cells, methods, baseline=baseline, is_greedy=True)
 
 
-def _baseline(tallies: dict[Method, Tally], method: Method, name: str) -> Tally | None:
-    if method.name == name:
-        return None
-    draft_tokens = 0 if name == "none" else method.draft_tokens
-    return tallies.get(Method(name=name, draft_tokens=draft_tokens, concurrency=method.concurrency))
+def run_rounds(
+    client: Client,
+    schedule: Schedule,
+    *,
+    meters: tuple[Meter, ...] = (),
+    done: Collection[tuple[str, int]] = (),
+    report: Callable[[str], None] = lambda line: None,
+) -> Iterator[list[Cell]]:
+    """Cells of one round after the other.
+
+    Args:
+        client: What answers.
+        schedule: What is to be measured.
+        meters: Read around every cell.
+        done: Sets of prompts and rounds that need not be measured again.
+        report: Told of every round.
+    """
+    left = [(each, number) for each in schedule.prompt_sets for number in schedule.rounds(each)]
+    total = len(left)
+    left = [(each, number) for each, number in left if (each.name, number) not in done]
+    if not left:
+        return
+    _warm_up(client, schedule)
+    for index, (prompt_set, number) in enumerate(left, start=total - len(left) + 1):
+        prompts = schedule.batch(prompt_set, number)
+        # Who goes first changes: what one leaves in the caches must not always fall to the same other.
+        turn = number % len(schedule.methods)
+        order = schedule.methods[turn:] + schedule.methods[:turn]
+        yield [_measure_cell(client, schedule, prompt_set.name, number, prompts, method, meters) for method in order]
+        report(f"round {index} of {total}")
 
 
-def _summarise(method: Method, tally: Tally, baseline: Tally | None) -> Result:
-    steps = sum(answer.num_verify_steps for answer in tally.answers)
-    by_position = [
-        sum(
-            answer.accepted_by_position[position]
-            for answer in tally.answers
-            if position < len(answer.accepted_by_position)
-        )
-        for position in range(method.draft_tokens)
-    ]
-    ratios = _ratios(tally, baseline) if baseline is not None else []
-    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [None, None, None]
-    return Result(
+def _warm_up(client: Client, schedule: Schedule) -> None:
+    """Graphs are loaded, and memory is taken, when they are first needed."""
+    prompts = schedule.prompt_sets[0].prompts[: schedule.warm_up]
+    if not prompts:
+        return
+    for each in {method.name: method for method in reversed(schedule.methods)}.values():
+        client.answer(prompts, each, min(schedule.max_tokens, WARM_UP_TOKENS))
+
+
+def _measure_cell(
+    client: Client,
+    schedule: Schedule,
+    prompts_name: str,
+    number: int,
+    prompts: Sequence[str],
+    method: Method,
+    meters: tuple[Meter, ...],
+) -> Cell:
+    before, started, cpu_started = read_all(meters), time.perf_counter(), time.process_time()
+    answers = client.answer(prompts, method, schedule.max_tokens)
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    return Cell(
+        prompts=prompts_name,
+        round=number,
         method=method,
-        tokens_per_second=sum(tally.tokens) / sum(tally.seconds),
-        acceptance_length=1.0 + sum(by_position) / steps if steps else 1.0,
-        acceptance_by_position=tuple(count / steps for count in by_position) if steps else (),
-        time_to_first_token_ms=1e3 * statistics.median(answer.time_to_first_token_seconds for answer in tally.answers),
-        speedup=statistics.median(ratios) if ratios else None,
-        speedup_low=quartiles[0],
-        speedup_high=quartiles[2],
-        num_output_tokens=sum(tally.tokens),
-        is_equal_to_baseline=_share_equal(tally, baseline) if ratios else None,
+        seconds=seconds,
+        cpu_seconds=cpu_seconds if client.is_local else None,
+        energy_joules=joules_between(meters, before, read_all(meters)),
+        answers=keep_answers(answers),
     )
-
-
-def _ratios(tally: Tally, baseline: Tally) -> list[float]:
-    """Tokens a second over the baseline's, round by round."""
-    rows = zip(tally.tokens, tally.seconds, baseline.tokens, baseline.seconds, strict=True)
-    return [(tokens / seconds) / (base / base_seconds) for tokens, seconds, base, base_seconds in rows if base]
-
-
-def _share_equal(tally: Tally, baseline: Tally | None) -> float | None:
-    if baseline is None:
-        return None
-    pairs = list(zip(tally.answers, baseline.answers, strict=True))
-    return sum(answer.token_ids == other.token_ids for answer, other in pairs) / len(pairs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,13 @@ HUMANEVAL_INSTRUCTION = "Complete the following Python function. Only output the
 """Source: the P-EAGLE model cards prefix HumanEval's prompts so."""
 
 
+PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""Start of a turn that SPEED-Bench publishes empty, for the reader to fetch elsewhere.
+
+Source: NVIDIA's specdec_bench, whose `prepare_data.py` fills such turns in.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSet:
     """Prompts with a name.
@@ -24,10 +31,12 @@ class PromptSet:
     Attributes:
         name: Name of the set or path of the file.
         prompts: One user turn each.
+        categories: Kind of each prompt as its file says, or "" where it does not.
     """
 
     name: str
     prompts: tuple[str, ...]
+    categories: tuple[str, ...] = ()
 
 
 SHIPPED: Mapping[str, str] = {
@@ -38,62 +47,96 @@ SHIPPED: Mapping[str, str] = {
 """Names that `--prompts` takes, and their files."""
 
 
-def read_prompts(source: str, limit: int | None = None) -> PromptSet:
+def read_prompts(source: str, limit: int | None = None, *, categories: Collection[str] = ()) -> PromptSet:
     """A shipped set by name, or a file.
 
-    A file holds one JSON object a line, in any of these shapes: `{"turns": [...]}` (MT-Bench, Spec-Bench,
-    SPEED-Bench; the first turn is taken), `{"question": ...}` (GSM8K), `{"messages": [...]}` (the first user turn),
-    `{"prompt": ...}`; with a `task_id` beside its `prompt` it is taken for HumanEval and gets the instruction that the
-    published cards use.
+    A file holds one JSON object a line, in any of these shapes: `{"turns": [...]}` (the `question.jsonl` of MT-Bench
+    and Spec-Bench, SPEED-Bench's rows; the first turn is taken), `{"question": ...}` (GSM8K), `{"messages": [...]}`
+    (the first user turn), `{"prompt": ...}`; with a `task_id` beside its `prompt` it is taken for HumanEval and gets
+    the instruction that the published cards use. A turn is a text, or an object with a `content`.
 
     Args:
         source: Name or path; `.gz` is unpacked.
         limit: How many prompts to take from the start; None takes all.
+        categories: Take only prompts of these; empty takes all.
 
     Raises:
         UsageError: There is no such set or file, or a line has none of the shapes.
     """
+    # Every line is read, also behind the limit: a file that is damaged there is no set to measure on.
+    rows = [_read_line(source, number, line) for number, line in enumerate(_lines(source), start=1)]
+    chosen = [row for row in rows if not categories or row[1] in categories][:limit]
+    if not chosen:
+        found = sorted({category for _, category in rows if category})
+        raise UsageError(
+            f"`{source}` holds no prompts" + (f" of {', '.join(categories)}" if categories else ""),
+            hint=f"its categories: {', '.join(found)}" if found else "",
+        )
+    return PromptSet(name=source, prompts=tuple(row[0] for row in chosen), categories=tuple(row[1] for row in chosen))
+
+
+def _lines(source: str) -> list[str]:
     path = FOLDER / SHIPPED[source] if source in SHIPPED else Path(source)
+    if path.suffix == ".parquet":
+        raise UsageError(
+            f"`{source}` is a Parquet file; this reads JSON lines",
+            hint="convert it: python -c \"import pandas; pandas.read_parquet('A').to_json('B', orient='records', "
+            'lines=True)"',
+        )
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = [line for line in content.decode("utf-8").splitlines() if line.strip()]
+        return [line for line in content.decode("utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError, EOFError) as error:
         raise UsageError(
             f"cannot read the prompts `{source}`: {error}", hint=f"a file, or one of {', '.join(SHIPPED)}"
         ) from error
-    prompts = tuple(_read_line(source, number, line) for number, line in enumerate(lines[:limit], start=1))
-    if not prompts:
-        raise UsageError(f"`{source}` holds no prompts")
-    return PromptSet(name=source, prompts=prompts)
 
 
-def _read_line(source: str, number: int, line: str) -> str:
+def _read_line(source: str, number: int, line: str) -> tuple[str, str]:
+    """The prompt and its category."""
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"`{source}` line {number} is not JSON: {error}") from error
     for key, read in _SHAPES.items():
         if isinstance(row, dict) and key in row:
             prompt = read(row)
             if isinstance(prompt, str) and prompt:
-                return prompt
+                _refuse_placeholder(source, number, prompt)
+                category = row.get("category")
+                return prompt, category if isinstance(category, str) else ""
     raise UsageError(
         f"`{source}` line {number} has no prompt", hint=f"expected an object with one of the keys {', '.join(_SHAPES)}"
     )
 
 
+def _refuse_placeholder(source: str, number: int, prompt: str) -> None:
+    if prompt.startswith(PLACEHOLDER):
+        raise UsageError(
+            f"`{source}` line {number} is a placeholder of SPEED-Bench, not a prompt",
+            hint="fill them in with `prepare_data.py` of NVIDIA's specdec_bench, then convert to JSON lines",
+        )
+
+
+def _first_turn(row: dict[str, Any]) -> object:
+    turns = row["turns"]
+    first = turns[0] if isinstance(turns, list) and turns else None
+    return first.get("content") if isinstance(first, dict) else first
+
+
 def _first_user_turn(row: dict[str, Any]) -> str | None:
     messages = row["messages"]
-    return next((message.get("content") for message in messages if message.get("role") == "user"), None)
+    users = [each for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
+    return next((message.get("content") for message in users if message.get("role") == "user"), None)
 
 
-def _prompt(row: dict[str, Any]) -> str:
+def _prompt(row: dict[str, Any]) -> object:
     prompt = row["prompt"]
-    return f"{HUMANEVAL_INSTRUCTION}{prompt}" if "task_id" in row else prompt
+    return f"{HUMANEVAL_INSTRUCTION}{prompt}" if "task_id" in row and isinstance(prompt, str) else prompt
 
 
-_SHAPES: Mapping[str, Callable[[dict[str, Any]], str | None]] = {
-    "turns": lambda row: row["turns"][0] if row["turns"] else None,
+_SHAPES: Mapping[str, Callable[[dict[str, Any]], object]] = {
+    "turns": _first_turn,
     "question": lambda row: row["question"],
     "messages": _first_user_turn,
     "prompt": _prompt,

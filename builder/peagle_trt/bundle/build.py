@@ -32,11 +32,12 @@ def require_buildable(spec: BuildSpec, target: TargetCheckpoint) -> None:
 
     Raises:
         CheckpointError: The target is a GGUF file, or is of a kind that no P-EAGLE worker knows.
-        PlanError: The precision does not suit the target.
+        PlanError: The precision does not suit the target, or there is nothing that a limit could keep.
     """
-    if spec.keep_above is not None:
+    if spec.keep_above is not None and spec.precision == AS_STORED:
         raise PlanError(
-            "--keep-above weighs what a build for this program rounds", hint="leave it out, or quantize with `convert`"
+            f"--keep-above keeps layers from being quantized, and precision `{AS_STORED}` quantizes none",
+            hint="leave it out, or name a precision such as fp8",
         )
     if not spec.target_path.is_dir():
         raise CheckpointError(
@@ -81,6 +82,7 @@ def describe(
             cache_capacity=spec.max_sequence_length + 2 * spec.draft_tokens,
         ),
         tokenizer=tokenizer,
+        keep_above=spec.keep_above,
         graphs={},
         files=(),
         sources={
@@ -98,7 +100,9 @@ def write_target(
         _link_target(spec.target_path, folder / TARGET)
     else:
         recipe = load_layer_recipe(spec.precision)
-        written = quantize_target(target, recipe, folder / TARGET, scales=scales, progress=report)
+        written = quantize_target(
+            target, recipe, folder / TARGET, scales=scales, keep_above=spec.keep_above, progress=report
+        )
         for note in written.notes:
             report(f"note: {note}")
     return _files_under(folder, TARGET)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from peagle_trt.bench.baseline import open_baseline
-from peagle_trt.bench.clients import Client, InProcessClient, TritonClient
-from peagle_trt.bench.measure import Method, Result, measure
-from peagle_trt.bench.prompt_sets import SHIPPED, read_prompts
+from peagle_trt.bench.cells import Method
+from peagle_trt.bench.clients import Client, InProcessClient
+from peagle_trt.bench.measure import Schedule
+from peagle_trt.bench.prompt_sets import SHIPPED
+from peagle_trt.bench.served import ServedClient, open_served
+from peagle_trt.build_folder import MANIFEST_NAME
 from peagle_trt.cli.bench_accuracy import accuracy_options, compare
+from peagle_trt.cli.bench_options import Measuring, measuring_options
+from peagle_trt.cli.bench_run import measure_into
+from peagle_trt.cli.bench_text import write_table
 from peagle_trt.cli.options import FOLDER, NumberList, config_option, threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.decode.session import open_build, require_method
 from peagle_trt.errors import UsageError
-from peagle_trt.machine import probe_machine
+from peagle_trt.files import sha256_of
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
 
 METHODS = ("p-eagle", "eagle3", "none")
+# What a server of others does is its own affair.
+SERVED = "served"
 # A served build is asked by one thread a request.
 CONCURRENCY = NumberList(min=1, max=1024)
 AUTO = 0
@@ -28,16 +35,22 @@ DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS, words={"au
 
 @click.command("bench")
 @click.argument("build_path", metavar="[BUILD]", type=FOLDER, required=False)
-@click.option("--url", help="Measure a served build instead, such as http://127.0.0.1:8000.")
-@click.option("--prompts", default="mt-bench", show_default=True, help=f"{', '.join(SHIPPED)}, or a JSONL file.")
-@click.option("--num-prompts", type=click.IntRange(min=1), default=20, show_default=True, help="Prompts to take.")
+@click.option(
+    "--url",
+    help="Measure a served build instead: http://HOST:PORT or grpc://HOST:PORT of Triton, http://HOST:PORT/v1 of an "
+    "OpenAI door.",
+)
+@click.option("--prompts", default="mt-bench", show_default=True, help=f"{', '.join(SHIPPED)}, or JSONL files; a list.")
+@click.option(
+    "--num-prompts", type=click.IntRange(min=1), default=20, show_default=True, help="Prompts to take of each set."
+)
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Longest answer.")
 @click.option("--concurrency", type=CONCURRENCY, default="1", show_default=True, help="Requests in flight, a list.")
 @click.option("-k", "--draft-tokens", type=DRAFT_TOKENS, default="5", show_default=True, help="K or auto, a list.")
 @click.option(
     "--method",
     type=click.Choice(METHODS),
-    help="How to decode: by default as the build's head does. A server does not tell; it is taken for p-eagle.",
+    help="How to decode: by default as the build's head does, of which a server of ours tells.",
 )
 @click.option(
     "--baseline",
@@ -50,6 +63,7 @@ DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS, words={"au
 @click.option("--chat/--no-chat", "is_chat", default=None, help="Use the chat template; by default where there is one.")
 @click.option("--ignore-eos", is_flag=True, help="Give every answer its full length.")
 @accuracy_options
+@measuring_options
 @threads_option
 @config_option
 @click.pass_obj
@@ -71,11 +85,13 @@ def command(
     is_chat: bool | None,
     ignore_eos: bool,
     num_threads: int | None,
+    measuring: Measuring,
 ) -> None:
     """Measure BUILD, or a served one: tokens a second, acceptance, and the speed-up over a baseline.
 
-    Methods take turns on the same prompts, so that a busy machine slows all of them alike. With --against, what BUILD's
-    precision costs in answers and accepted drafts, and no speed.
+    Methods take turns on the same prompts, so that a busy machine slows all of them alike. `bench report RUN...` makes
+    a page of what was measured; a build in a folder named `report` is measured as ./report. With --against, what
+    BUILD's precision costs in answers and accepted drafts, and no speed.
     """
     if against_path is not None:
         compare(
@@ -93,35 +109,62 @@ def command(
         return
     if num_problems is not None:
         raise UsageError("--problems belongs to --against", hint="name a reference build")
-    chosen = read_prompts(prompts, num_prompts)
+    prompt_sets = measuring.read_sets(prompts, num_prompts)
     _check_sides(build_path, url, baseline, baseline_path)
     client: Client
     if url is not None:
         # The server does not tell whether its model has a template; it refuses if there is none.
-        client, own = TritonClient(url, is_chat=is_chat is not False, ends=not ignore_eos), "p-eagle"
+        client = open_served(
+            url,
+            is_chat=is_chat is not False,
+            ends=not ignore_eos,
+            sampling=measuring.sampling,
+            api_key=measuring.api_key,
+        )
+        own = _served_method(client, method, draft_tokens, output)
     else:
         assert build_path is not None, "one of the two was given"
         client, own = _open(
-            build_path, method, baseline, baseline_path, is_chat=is_chat, ends=not ignore_eos, num_threads=num_threads
+            build_path,
+            method,
+            baseline,
+            baseline_path,
+            is_chat=is_chat,
+            ends=not ignore_eos,
+            num_threads=num_threads,
+            measuring=measuring,
         )
-    method = method or own
+    method = own if own == SERVED else method or own
     methods = _methods(method, baseline, concurrency, draft_tokens, client.max_adaptive_drafts)
-    results = measure(client, chosen.prompts, methods, max_tokens=max_tokens, baseline=baseline, report=output.progress)
+    schedule = Schedule(
+        prompt_sets=prompt_sets,
+        methods=tuple(methods),
+        max_tokens=max_tokens,
+        repeats=measuring.repeats,
+        warm_up=measuring.warm_up,
+        round_prompts=measuring.round_prompts,
+    )
+    for each in prompt_sets:
+        count = min(len(each.prompts), schedule.width)
+        if count < schedule.max_concurrency:
+            output.progress(f"a round of `{each.name}` has {count} prompts: no more than that are ever in flight")
     settings = {
         "build": build_path,
+        "manifest_sha256": sha256_of(build_path / MANIFEST_NAME) if build_path else None,
         "url": url,
-        "prompts": chosen.name,
-        "num_prompts": len(chosen.prompts),
+        "prompts": prompts,
+        "num_prompts": sum(len(each.prompts) for each in prompt_sets),
         "max_tokens": max_tokens,
         "chat": is_chat,
         "ignore_eos": ignore_eos,
         "baseline": baseline,
         "baseline_build": baseline_path,
+        "threads": num_threads,
     }
-    best = max((item for item in results if item.method.name == method), key=lambda item: item.tokens_per_second)
-    machine = asdict(probe_machine())
-    document = {**_document(best), "settings": settings, "results": [_document(item) for item in results]}
-    output.result({**document, "machine": machine}, _table(results))
+    document, results = measure_into(
+        client, schedule, measuring, settings, baseline=baseline, method=method, report=output.progress
+    )
+    output.result(document, write_table(results))
 
 
 def _check_sides(build_path: Path | None, url: str | None, baseline: str, baseline_path: Path | None) -> None:
@@ -135,6 +178,28 @@ def _check_sides(build_path: Path | None, url: str | None, baseline: str, baseli
         raise UsageError("--baseline eagle3 is measured on builds, not on a served one", hint="leave --url out")
 
 
+def _served_method(client: ServedClient, method: str | None, draft_tokens: tuple[int, ...], output: Output) -> str:
+    """Method of what a server decodes with."""
+    if not client.served.takes_draft_tokens:
+        if method is not None:
+            raise UsageError(
+                f"`{client.served.name}` is served by a server that no request tells how to decode",
+                hint="leave --method out; it is measured as it is",
+            )
+        return SERVED
+    if AUTO in draft_tokens and client.served.method is None:
+        raise UsageError(
+            "-k auto cannot be asked for through an OpenAI door", hint="ask Triton itself: http://HOST:8000"
+        )
+    found = client.served.method
+    if found is None:
+        output.progress("the server does not tell the method of its head: taken for p-eagle; --method says otherwise")
+        return "p-eagle"
+    if method not in (None, "none", found):
+        raise UsageError(f"method `{method}` was asked for, and the server's head is `{found}`", hint="leave it out")
+    return found
+
+
 def _open(
     path: Path,
     method: str | None,
@@ -144,16 +209,21 @@ def _open(
     is_chat: bool | None,
     ends: bool,
     num_threads: int | None,
+    measuring: Measuring,
 ) -> tuple[Client, str]:
     """What answers, and the method of the build's head."""
     loaded = open_build(path, num_threads=num_threads)
+    # Otherwise the first round of every number of requests would pay for loading its graphs.
+    loaded.engine.preload()
     own = loaded.manifest.drafter.method
     require_method(loaded.manifest, method or own)
     other = None
     if baseline_path is not None:
         other = open_baseline(baseline_path, baseline, loaded, num_threads=num_threads)
+        other.engine.preload()
     uses_chat = loaded.tokenizer.has_chat_template if is_chat is None else is_chat
-    return InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other), own
+    client = InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other, sampling=measuring.sampling)
+    return client, own
 
 
 def _methods(
@@ -164,6 +234,8 @@ def _methods(
     max_adaptive_drafts: int,
 ) -> list[Method]:
     """The baseline and the method at every concurrency and K; plain decoding has no K."""
+    if name == SERVED:
+        return [Method(name=name, draft_tokens=0, concurrency=count) for count in concurrency]
     methods = []
     for count in concurrency:
         for each in dict.fromkeys([baseline, name]):
@@ -180,44 +252,3 @@ def _methods(
                 for slots in draft_tokens
             ]
     return methods
-
-
-def _document(result: Result) -> dict[str, object]:
-    document = asdict(result)
-    method = document.pop("method")
-    return {
-        "method": method["name"],
-        **{key: method[key] for key in ("draft_tokens", "concurrency", "is_adaptive")},
-        **document,
-    }
-
-
-def _table(results: list[Result]) -> str:
-    header = ("method", "K", "concurrency", "tokens/s", "speed-up", "acceptance", "by position", "same answer")
-    rows = [header, *(_row(result) for result in results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-
-
-def _row(result: Result) -> tuple[str, ...]:
-    equal = result.is_equal_to_baseline
-    return (
-        result.method.name,
-        f"0..{result.method.draft_tokens}" if result.method.is_adaptive else str(result.method.draft_tokens or "-"),
-        str(result.method.concurrency),
-        f"{result.tokens_per_second:.1f}",
-        _speedup(result),
-        f"{result.acceptance_length:.2f}" if result.method.draft_tokens else "-",
-        " ".join(f"{share:.2f}" for share in result.acceptance_by_position) or "-",
-        "-" if equal is None else f"{equal:.0%}",
-    )
-
-
-def _speedup(result: Result) -> str:
-    if result.speedup is None:
-        return "-"
-    if result.speedup_low is None or result.speedup_high is None:
-        return f"{result.speedup:.2f}x"
-    return f"{result.speedup:.2f}x ({result.speedup_low:.2f}-{result.speedup_high:.2f})"

@@ -41,6 +41,9 @@ class LazyGroup(GlobalOptions, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or suggest one."""
+        pair = " ".join(args[:2])
+        if pair in COMMANDS:
+            return pair, self.get_command(ctx, pair), args[2:]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             suggestion = f"did you mean `{close[0]}`?" if close else f"commands: {', '.join(COMMANDS)}"
@@ -54,8 +57,9 @@ class LazyGroup(GlobalOptions, click.Group):
         GlobalOptions.format_options(self, ctx, formatter)
 
     def _asks_for_json(self, ctx: click.Context, words: Sequence[str]) -> bool:
-        name = next((word for word in words if not word.startswith("-")), "")
-        command = self.get_command(ctx, name)
+        names = [word for word in words if not word.startswith("-")]
+        pair = " ".join(names[:2])
+        command = self.get_command(ctx, pair if pair in COMMANDS else "".join(names[:1]))
         return "--json" in options_in(words, [*(command.params if command else ()), *GLOBAL_OPTIONS])
 
 

@@ -78,6 +78,7 @@ def _read_model(target_path: Path, drafter_path: Path, mask_token_id: int | None
             feed_forward="mxfp4" if _has_packed_experts(target) else "bf16",
             head="bf16",
             drafter="bf16",
+            drafter_head="bf16",
         ),
         published=None,
     )

@@ -29,8 +29,10 @@ COMMANDS = {
     "repo": CommandEntry(module="peagle_trt.cli.repo", summary="Write the Triton model repository of a build."),
     "serve": CommandEntry(module="peagle_trt.cli.serve", summary="Serve a build with NVIDIA Triton."),
     "bench": CommandEntry(module="peagle_trt.cli.bench", summary="Measure what speculation gains."),
+    "bench report": CommandEntry(module="peagle_trt.cli.bench_report", summary="Make a page of what was measured."),
+    "tune": CommandEntry(module="peagle_trt.cli.tune", summary="Choose K for a build on this machine, and keep it."),
     "plan": CommandEntry(module="peagle_trt.cli.plan", summary="Predict speed, K and memory on a GPU not here."),
     "doctor": CommandEntry(module="peagle_trt.cli.doctor", summary="Show what this machine has and lacks."),
     "targets": CommandEntry(module="peagle_trt.cli.targets", summary="List the targets known by name."),
 }
-"""In the order of a user's work."""
+"""In the order of a user's work. A name of two words is typed as two words."""

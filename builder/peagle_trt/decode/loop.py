@@ -177,16 +177,20 @@ class DecodeLoop:
         wishing = [read for read in reads if not read.sequence.is_prefilling and self._wants_drafts(read.sequence)]
         if not wishing:
             return
+        num_running = sum(not read.sequence.is_prefilling for read in reads)
         counts = self._controller.choose(
             [_wish(read.sequence) for read in wishing],
-            num_sequences=sum(not read.sequence.is_prefilling for read in reads),
+            num_sequences=num_running,
             other_rows=sum(read.num_accepted + 1 for read in prompts),
         )
         together: list[DraftRows] = []
         by_slot = {read.sequence.slot: read.sequence for read in wishing}
         for read, count in zip(wishing, counts, strict=True):
+            if read.sequence.is_scheduled:
+                count = min(count, self._engine.shapes.default_drafts(num_running))
             # A fixed K stays what it is to the end of an answer: engines may be tuned for it.
-            read.sequence.planned_drafts = count if read.sequence.rates is not None else read.sequence.draft_tokens
+            is_fixed = read.sequence.rates is None and not read.sequence.is_scheduled
+            read.sequence.planned_drafts = read.sequence.draft_tokens if is_fixed else count
             if count == 0:
                 self._read_later(read, read.sequence)
                 continue
@@ -201,7 +205,7 @@ class DecodeLoop:
 
     def _read_later(self, read: _Read, sequence: Sequence) -> None:
         """Put the drafter's reading off, unless enough has come together for a pass without drafts."""
-        waits_long = sequence.rates is not None and self._controller.is_off
+        waits_long = sequence.planned_drafts == 0 if sequence.is_scheduled else self._is_off(sequence)
         num_rows = sequence.num_unread + read.num_accepted + 1
         row_bytes = 4 * read.output.hidden.shape[1]
         if num_rows < DRAFTER_CHUNK_ROWS or (waits_long and num_rows * row_bytes <= MAX_UNREAD_BYTES):
@@ -210,6 +214,9 @@ class DecodeLoop:
         # Drafts are of no use here; one slot is the least a pass can fill.
         self._engine.run_drafter([_rows_to_draft(read)], 1)
         self.statistics.num_drafter_passes += 1
+
+    def _is_off(self, sequence: Sequence) -> bool:
+        return sequence.rates is not None and self._controller.is_off
 
     def _draft_together(self, rows: list[DraftRows], by_slot: dict[int, Sequence]) -> None:
         width = max(len(item.next_token_ids) for item in rows)
@@ -283,6 +290,7 @@ class DecodeLoop:
                     taken=taken,
                     draft_tokens=draft_tokens,
                     rates=self._controller.new_rates() if request.draft_tokens == "auto" else None,
+                    is_scheduled=request.draft_tokens is None and bool(self._engine.shapes.draft_schedule),
                     max_sequence_length=self._engine.shapes.max_sequence_length,
                     vocab_size=self._engine.target.vocab_size,
                     tokenizer=self._tokenizer,
@@ -292,6 +300,8 @@ class DecodeLoop:
             )
 
     def _draft_tokens(self, request: GenerationRequest) -> int:
+        if request.draft_tokens is None:
+            return self._engine.shapes.most_default_drafts
         return request.draft_tokens if isinstance(request.draft_tokens, int) else self._engine.shapes.draft_tokens
 
     def _drop(self, reason: FinishReason, is_gone: Callable[[GenerationRequest, float], bool]) -> list[GenerationChunk]:

@@ -29,6 +29,7 @@ class Sequence:
         taken: Cache it owns, and what that holds of the prompt.
         draft_tokens: K for this request; 0 for none.
         rates: Acceptance of its drafts where K follows it, at most `draft_tokens`; None for a fixed K.
+        is_scheduled: K follows the build's schedule, at most `draft_tokens`.
         max_sequence_length: Tokens of prompt and answer together.
         vocab_size: Vocabulary of the target.
         tokenizer: For text and stop strings, or None.
@@ -43,6 +44,7 @@ class Sequence:
         taken: TakenSlot,
         draft_tokens: int,
         rates: AcceptanceRates | None = None,
+        is_scheduled: bool = False,
         max_sequence_length: int,
         vocab_size: int,
         tokenizer: TextTokenizer | None,
@@ -55,6 +57,7 @@ class Sequence:
         self.draft_tokens = draft_tokens
         self.planned_drafts = draft_tokens
         self.rates = rates
+        self.is_scheduled = is_scheduled
         self.token_ids = list(request.prompt_ids)
         self.num_prompt_read = taken.num_target
         self._num_drafter_read = taken.num_drafter

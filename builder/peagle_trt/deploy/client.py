@@ -48,6 +48,24 @@ class HttpClient:
         finally:
             connection.close()
 
+    def model_config(self, *, model: str = "peagle") -> dict[str, Any]:
+        """The configuration of a served model.
+
+        Raises:
+            PeagleError: No server answers.
+            RequestError: It has no such model.
+        """
+        connection, response = self._send("GET", f"/v2/models/{model}/config")
+        try:
+            body = json.loads(response.read())
+        except ValueError:
+            body = None
+        finally:
+            connection.close()
+        if not isinstance(body, dict):
+            raise PeagleError(f"what answers on `{self._host}:{self._port}` is no Triton server")
+        return _checked(body, response.status)
+
     def generate_stream(self, payload: Payload, *, model: str = "peagle") -> Iterator[dict[str, Any]]:
         """The pieces of an answer as they come; closing the iterator early tells the server to stop.
 
@@ -70,12 +88,17 @@ class HttpClient:
             connection.close()
 
     def _post(self, path: str, payload: Payload) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        return self._send("POST", path, json.dumps(payload))
+
+    def _send(
+        self, verb: str, path: str, body: str | None = None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         # One connection a request: an idle one would keep the server from stopping.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=REQUEST_TIMEOUT_SECONDS)
         try:
-            connection.request("POST", path, json.dumps(payload), {"Content-Type": "application/json"})
+            connection.request(verb, path, body, {"Content-Type": "application/json"})
             return connection, connection.getresponse()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise PeagleError(f"no server answers on `{self._host}:{self._port}`: {error}") from error
 
@@ -108,13 +131,14 @@ class GrpcStream:
         port: gRPC port of the server.
         payload: Inputs by name.
         model: `peagle` or `ensemble`.
+        host: Address of the server.
     """
 
-    def __init__(self, port: int, payload: Payload, *, model: str = "peagle") -> None:
+    def __init__(self, port: int, payload: Payload, *, model: str = "peagle", host: str = LOOPBACK) -> None:
         import tritonclient.grpc as grpc_client
 
         self._results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-        self._client = grpc_client.InferenceServerClient(f"{LOOPBACK}:{port}")
+        self._client = grpc_client.InferenceServerClient(f"{host}:{port}")
         self._client.start_stream(callback=lambda result, error: self._results.put((result, error)))
         self._client.async_stream_infer(model, grpc_inputs(payload), enable_empty_final_response=True)
 
@@ -147,6 +171,25 @@ class GrpcStream:
         """Closes the stream; an answer that is still being written is cancelled."""
         self._client.stop_stream(cancel_requests=True)
         self._client.close()
+
+
+def grpc_model_config(port: int, *, host: str = LOOPBACK, model: str = "peagle") -> dict[str, Any]:
+    """The configuration of a served model, asked over gRPC.
+
+    Raises:
+        PeagleError: No server answers, or it has no such model.
+    """
+    import tritonclient.grpc as grpc_client
+    from tritonclient.utils import InferenceServerException
+
+    client = grpc_client.InferenceServerClient(f"{host}:{port}")
+    try:
+        config: dict[str, Any] = client.get_model_config(model, as_json=True)["config"]
+    except InferenceServerException as error:
+        raise PeagleError(f"no server answers on `{host}:{port}`: {error}") from error
+    finally:
+        client.close()
+    return config
 
 
 def _checked(body: dict[str, Any], status: int) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def _peagle(manifest: EngineManifest, settings: HostSettings) -> dict[str, Value
     config = _python_model("peagle", tensors.PEAGLE_INPUTS, tensors.PEAGLE_OUTPUTS)
     described = {
         "target": manifest.name,
+        "method": manifest.drafter.method,
         "backend": manifest.backend,
         "precision": manifest.precision,
         "draft_tokens": str(manifest.shapes.draft_tokens),

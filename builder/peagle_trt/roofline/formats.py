@@ -22,7 +22,19 @@ BYTES_PER_ELEMENT: dict[str, float] = {
 }
 CACHE_FORMATS = ("bf16", "fp8", "fp32")
 PUBLISHED = "published"
-PRECISIONS = (PUBLISHED, "fp32", "bf16", "fp8", "fp8-experts", "nvfp4")
+# What builds of that name quantize: attention, feed-forward layers, and the experts of a mixture.
+_QUANTIZED: dict[str, tuple[Format, Format, Format]] = {
+    "bf16": ("bf16", "bf16", "bf16"),
+    "mxfp4": ("bf16", "bf16", "bf16"),
+    "fp8": ("fp8", "fp8", "bf16"),
+    "nvfp4": ("nvfp4", "nvfp4", "nvfp4"),
+    "nvfp4-awq": ("nvfp4", "nvfp4", "nvfp4"),
+    "nvfp4-mlp": ("bf16", "nvfp4", "nvfp4"),
+    "nvfp4-experts": ("bf16", "bf16", "nvfp4"),
+    "w4a16-nvfp4": ("nvfp4", "nvfp4", "nvfp4"),
+}
+FP8_EXPERTS = "fp8-experts"
+PRECISIONS = (PUBLISHED, "fp32", *_QUANTIZED, FP8_EXPERTS)
 
 
 class WeightFormats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,13 +44,15 @@ class WeightFormats(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         attention: Projections of the target's attention.
         feed_forward: The target's feed-forward blocks, its experts where it has them.
         head: The target's embedding and output layer.
-        drafter: All of the drafter.
+        drafter: Projections of the drafter's layers.
+        drafter_head: Its `fc`, embedding and output layer.
     """
 
     attention: Format
     feed_forward: Format
     head: Format
     drafter: Format
+    drafter_head: Format
 
 
 def default_cache_format(formats: WeightFormats) -> Format:
@@ -61,17 +75,20 @@ def choose_formats(precision: str, published: WeightFormats, *, has_experts: boo
     if precision == PUBLISHED:
         return published
     if precision == "fp32":
-        return WeightFormats(attention="fp32", feed_forward="fp32", head="fp32", drafter="fp32")
-    # Experts in MXFP4 stay in the checkpoint's files, and other experts go along only where they are named.
-    experts: Format = "mxfp4" if published.feed_forward == "mxfp4" else "bf16"
-    if precision == "bf16":
-        return WeightFormats(attention="bf16", feed_forward=experts, head="bf16", drafter="bf16")
-    if precision == "fp8":
-        return WeightFormats(
-            attention="fp8", feed_forward=experts if has_experts else "fp8", head="bf16", drafter="bf16"
-        )
-    if precision == "fp8-experts":
-        return WeightFormats(attention="fp8", feed_forward="fp8", head="bf16", drafter="bf16")
-    if precision == "nvfp4":
-        return WeightFormats(attention="nvfp4", feed_forward="nvfp4", head="bf16", drafter="bf16")
-    raise UsageError(f"unknown precision `{precision}`", hint=f"known: {', '.join(PRECISIONS)}")
+        return WeightFormats(attention="fp32", feed_forward="fp32", head="fp32", drafter="fp32", drafter_head="fp32")
+    if precision == FP8_EXPERTS:
+        return WeightFormats(attention="fp8", feed_forward="fp8", head="bf16", drafter="bf16", drafter_head="bf16")
+    if precision not in _QUANTIZED:
+        raise UsageError(f"unknown precision `{precision}`", hint=f"known: {', '.join(PRECISIONS)}")
+    attention, feed_forward, experts = _QUANTIZED[precision]
+    # Experts in MXFP4 keep their words.
+    kept: Format = "mxfp4" if published.feed_forward == "mxfp4" else experts
+    # A head's attention and feed-forward layers share one number here; a head has no experts.
+    drafter = attention if attention == feed_forward else "bf16"
+    return WeightFormats(
+        attention=attention,
+        feed_forward=kept if has_experts else feed_forward,
+        head="bf16",
+        drafter=drafter,
+        drafter_head="bf16",
+    )

@@ -66,18 +66,17 @@ def memory_need(
         (formats.feed_forward, target.feed_forward_parameters),
         (formats.head, target.head_parameters + target.embedding_rows * target.hidden_size),
     )
-    drafter_elements = (
-        drafter.attention_parameters
-        + drafter.feed_forward_parameters
-        + drafter.head_parameters
-        + drafter.embedding_rows * drafter.hidden_size
+    fused = drafter.hidden_size * drafter.fused_size
+    drafter_parts = (
+        (formats.drafter, drafter.attention_parameters - fused + drafter.feed_forward_parameters),
+        (formats.drafter_head, fused + drafter.head_parameters + drafter.embedding_rows * drafter.hidden_size),
     )
     tokens = load.batch_size * sequence_tokens
     cached = sum(model.num_layers * model.cache_elements_per_token for model in (target, drafter))
     logits = (draft_tokens + 1) * target.output_rows + draft_tokens * drafter.output_rows
     return MemoryNeed(
         target_bytes=sum(count * BYTES_PER_ELEMENT[name] for name, count in target_parts),
-        drafter_bytes=drafter_elements * BYTES_PER_ELEMENT[formats.drafter],
+        drafter_bytes=sum(count * BYTES_PER_ELEMENT[name] for name, count in drafter_parts),
         cache_bytes=tokens * cached * cache,
         logits_bytes=load.batch_size * logits * _LOGIT_BYTES,
         usable_bytes=device.memory_bytes.value * USABLE_SHARE,

@@ -157,12 +157,13 @@ def drafter_pass(
         reads_target: The pass reads the target's auxiliary states through `fc`.
     """
     rows = load.batch_size * rows_each
-    fused = 0 if reads_target else drafter.hidden_size * drafter.fused_size
+    fused = drafter.hidden_size * drafter.fused_size
     operations = (
         _matrix(drafter.attention_parameters - fused, rows, load.formats.drafter),
+        _matrix(fused if reads_target else 0, rows, load.formats.drafter_head),
         _feed_forward(drafter, load, rows, load.formats.drafter),
         _attention(drafter, load, rows_each),
-        _output_layer(drafter, load.batch_size * sampled_each, load.formats.drafter),
+        _output_layer(drafter, load.batch_size * sampled_each, load.formats.drafter_head),
     )
     return _pass_time(device, iter(operations), drafter.num_layers)
 

@@ -29,8 +29,8 @@ class EngineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     is_sampled: bool = False
 
 
-class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits baked into the engines.
+class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits baked into the engines, and the K that is served within them.
 
     Attributes:
         draft_tokens: K that the build serves by default.
@@ -38,6 +38,8 @@ class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         max_batch_size: Sequences that may share a step.
         max_sequence_length: Tokens of prompt and answer together.
         cache_capacity: Positions each cache holds; `max_sequence_length` plus room for a step past it.
+        draft_schedule: Pairs of a number of running answers and the K up to it, for requests that leave K open; beyond
+            the last pair its K holds. Empty for `draft_tokens` at any load. `peagle-trt tune` writes it.
     """
 
     draft_tokens: int
@@ -45,6 +47,7 @@ class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_batch_size: int
     max_sequence_length: int
     cache_capacity: int
+    draft_schedule: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse limits that contradict each other, wherever they come from.
@@ -60,6 +63,25 @@ class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(
                 f"batch {self.max_batch_size}, length {self.max_sequence_length}, capacity {self.cache_capacity}"
             )
+        loads = [load for load, _ in self.draft_schedule]
+        if loads != sorted(set(loads)) or not all(
+            load >= 1 and 0 <= count <= self.max_draft_tokens for load, count in self.draft_schedule
+        ):
+            raise ValueError(
+                f"draft_schedule {self.draft_schedule}; expected rising loads, K 0..{self.max_draft_tokens}"
+            )
+
+    @property
+    def most_default_drafts(self) -> int:
+        """Largest K that a request gets which leaves it open."""
+        return max((count for _, count in self.draft_schedule), default=self.draft_tokens)
+
+    def default_drafts(self, num_running: int) -> int:
+        """K of requests that leave it open, while so many answers are running."""
+        fitting = [count for load, count in self.draft_schedule if load >= num_running]
+        if fitting:
+            return fitting[0]
+        return self.draft_schedule[-1][1] if self.draft_schedule else self.draft_tokens
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

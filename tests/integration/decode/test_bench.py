@@ -39,3 +39,47 @@ def test_the_document_has_what_scripts_rely_on(tiny_build: Path, capsys: pytest.
 def test_wrong_use_is_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+RUN = ["--prompts", "gsm8k,humaneval", "--num-prompts", "1", "--max-tokens", "8", "--no-chat", "--repeats", "2"]
+
+
+def test_a_run_goes_on_where_it_stopped(tiny_build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", str(tiny_build), *RUN, "-o", str(tmp_path / "run")]
+    assert run(words) == 0
+    whole = (tmp_path / "run" / "cells.jsonl").read_text().splitlines()
+    assert len(whole) == 8
+    # As a kill in the middle of the third round leaves it.
+    (tmp_path / "run" / "cells.jsonl").write_text("\n".join(whole[:5]) + "\n" + whole[5][:40])
+    capsys.readouterr()
+    assert run(["--json", *words]) == 0
+    printed = capsys.readouterr()
+    assert "holds 2 finished rounds" in printed.err
+    resumed = (tmp_path / "run" / "cells.jsonl").read_text().splitlines()
+    assert resumed[:4] == whole[:4] and len(resumed) == 8
+    document = json.loads(printed.out)
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == document
+    assert [item["prompts"] for item in document["results"]] == ["gsm8k", "gsm8k", "humaneval", "humaneval"]
+    assert [item["num_rounds"] for item in document["results"]] == [2, 2, 2, 2]
+
+
+def test_a_run_with_other_settings_is_refused_by_name(
+    tiny_build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", str(tiny_build), *RUN, "-o", str(tmp_path / "run")]
+    assert run(words) == 0
+    assert run([*words, "--max-tokens", "9"]) == 2
+    assert "`max_tokens` = `8`, now it is `9`" in capsys.readouterr().err
+
+
+def test_what_a_user_sees_is_in_the_document(tiny_build: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--json", "bench", str(tiny_build), "--prompts", "gsm8k", "--num-prompts", "2", "--max-tokens", "24"]
+    assert run([*words, "--no-chat", "--temperature", "0.8", "--seed", "3", "--ignore-eos"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    for key in ("first_token_ms", "inter_token_ms", "tokens_per_second_per_user", "speedup_cpu", "sources"):
+        assert document[key], key
+    assert document["acceptance_by_context"][0]["num_steps"] > 0
+    # Sampled answers differ by right.
+    assert document["is_equal_to_baseline"] is None
+    assert document["energy_joules_per_token"] or document["energy_absent"]
+    assert document["num_output_tokens"] == 2 * 24

@@ -24,3 +24,20 @@ def test_a_served_build_is_measured_like_one_in_process(
     remote, local = documents
     for key in ("acceptance_length", "acceptance_by_position", "num_output_tokens", "is_equal_to_baseline"):
         assert remote[key] == local[key]
+
+
+def test_the_server_tells_what_its_head_is(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{served.server.ports.http}"
+    assert run(["bench", "--url", url, *WORDS, "--method", "eagle3"]) == 2
+    assert "the server's head is `p-eagle`" in capsys.readouterr().err
+
+
+def test_grpc_measures_what_http_does(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    ports = served.server.ports
+    documents = []
+    for url in (f"http://127.0.0.1:{ports.http}", f"grpc://127.0.0.1:{ports.grpc}"):
+        assert run(["--json", "bench", "--url", url, *WORDS, "--concurrency", "2"]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    for key in ("method", "acceptance_length", "acceptance_by_position", "num_output_tokens", "is_equal_to_baseline"):
+        assert documents[0][key] == documents[1][key]
+    assert documents[1]["energy_absent"] and documents[1]["inter_token_ms"]

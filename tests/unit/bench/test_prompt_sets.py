@@ -32,6 +32,9 @@ def test_humaneval_gets_the_published_instruction() -> None:
     "line",
     [
         '{"turns": ["ask", "again"]}',
+        '{"question_id": 81, "category": "writing", "turns": ["ask", "again"], "reference": []}',
+        '{"question_id": "a", "category": "coding", "turns": ["ask"], "source": "x", "src_id": "1"}',
+        '{"turns": [{"role": "user", "content": "ask"}]}',
         '{"question": "ask", "answer": "no"}',
         '{"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "ask"}]}',
         '{"prompt": "ask"}',
@@ -58,6 +61,10 @@ def test_a_compressed_file_is_unpacked(tmp_path: Path) -> None:
         (b'{"turns": []}\n', "line 1 has no prompt"),
         (b'{"prompt": 3}\n', "line 1 has no prompt"),
         (b'["a"]\n', "line 1 has no prompt"),
+        (b'{"messages": ["a"]}\n', "line 1 has no prompt"),
+        (b'{"turns": {"a": 1}}\n', "line 1 has no prompt"),
+        (b'{"turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING X"]}\n', "line 1 is a placeholder"),
+        (b"[" * 100_000 + b"\n", "line 1 is not JSON"),
         (b"\xff\xfe", "cannot read"),
     ],
 )
@@ -79,3 +86,19 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         read_prompts("mtbench")
     assert "mt-bench" in caught.value.hint
+
+
+def test_prompts_are_chosen_by_category(tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_text('{"turns": ["a"], "category": "math"}\n{"turns": ["b"], "category": "qa"}\n{"turns": ["c"]}\n')
+    chosen = read_prompts(str(path), categories=["qa"])
+    assert (chosen.prompts, chosen.categories) == (("b",), ("qa",))
+    with pytest.raises(UsageError, match="no prompts of code") as caught:
+        read_prompts(str(path), categories=["code"])
+    assert "math, qa" in caught.value.hint
+
+
+def test_a_parquet_file_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Parquet") as caught:
+        read_prompts(str(tmp_path / "test.parquet"))
+    assert "to_json" in caught.value.hint

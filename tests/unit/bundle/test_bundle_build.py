@@ -141,13 +141,21 @@ def test_a_dense_target_can_be_quantized_on_the_way(tmp_path: Path, precision: s
     assert (spec.output_path / "target" / "tokenizer.json").is_file()
 
 
+def test_layers_that_rounding_moves_too_far_are_left_out(tmp_path: Path) -> None:
+    spec = tiny_spec(tmp_path, "trtllm", precision="nvfp4", keep_above=0.095)
+    lines: list[str] = []
+    manifest = pipeline.build(spec, report=lines.append)
+    assert manifest.keep_above == 0.095
+    assert any("layers stay as they are" in line for line in lines), lines
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
         ({"precision": "int4"}, UsageError, "precision `int4` is none that"),
+        ({"keep_above": 0.1}, PlanError, "precision `native` quantizes none"),
         ({"compute_capabilities": ("120",)}, PlanError, "gibberish.*SM120"),
         ({"compute_capabilities": ("75",)}, PlanError, "SM75"),
-        ({"precision": "fp8", "keep_above": 0.1}, PlanError, "--keep-above"),
         ({"compute_capabilities": ("90", "100")}, PlanError, "for one GPU"),
     ],
 )

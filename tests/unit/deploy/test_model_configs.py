@@ -28,6 +28,11 @@ def test_the_engine_model_is_decoupled_and_asks_for_no_gpu(manifest: EngineManif
     assert [group.kind for group in config.instance_group] == [model_config_pb2.ModelInstanceGroup.KIND_CPU]
 
 
+def test_a_repository_tells_the_method_of_its_head(manifest: EngineManifest) -> None:
+    config = _parse(model_configs(manifest, HostSettings())["peagle"])
+    assert config.parameters["method"].string_value == manifest.drafter.method == "p-eagle"
+
+
 def test_every_input_is_optional_for_the_server_because_the_models_check_them(manifest: EngineManifest) -> None:
     for name in ("peagle", "ensemble", "preprocessing"):
         config = _parse(model_configs(manifest, HostSettings())[name])

@@ -7,6 +7,8 @@ import pytest
 from peagle_trt import catalog
 from peagle_trt.catalog import HubRepository
 from peagle_trt.errors import UsageError
+from peagle_trt.quant.layer_recipes import BUILD_RECIPES, LayerScheme
+from peagle_trt.quant.registry import find_recipe
 from peagle_trt.roofline import (
     PRECISIONS,
     Forecast,
@@ -94,11 +96,27 @@ def test_every_precision_has_formats(precision: str, name: str) -> None:
     assert default_cache_format(formats) == ("fp32" if formats.attention == "fp32" else "bf16")
 
 
-def test_experts_in_mxfp4_stay_where_a_precision_does_not_name_experts() -> None:
+def test_experts_in_mxfp4_stay_in_every_build() -> None:
     published = find_pair("gpt-oss-120b").formats
-    kept = [choose_formats(name, published, has_experts=True).feed_forward for name in ("published", "bf16", "fp8")]
-    assert kept == ["mxfp4"] * 3
-    assert choose_formats("nvfp4", published, has_experts=True).feed_forward == "nvfp4"
+    names = ("published", "bf16", "fp8", "nvfp4", "nvfp4-experts")
+    assert [choose_formats(name, published, has_experts=True).feed_forward for name in names] == ["mxfp4"] * 5
+    others = find_pair("qwen3-coder-30b-a3b").formats
+    assert choose_formats("nvfp4", others, has_experts=True).feed_forward == "nvfp4"
+
+
+@pytest.mark.parametrize("name", sorted({*PRECISIONS} & {*BUILD_RECIPES}))
+def test_a_precision_says_what_a_build_of_that_name_holds(name: str) -> None:
+    recipe, published = find_recipe(name), find_pair("tiny").formats
+    found = choose_formats(name, published, has_experts=False)
+    plain = "fp32" if name == "fp32" else "bf16"
+
+    def form(scheme: LayerScheme) -> str:
+        return plain if scheme.weights in ("stored", "bf16") else scheme.weights
+
+    assert found.attention == form(recipe.target.qkv) == form(recipe.target.o)
+    assert found.feed_forward == form(recipe.target.down)
+    assert found.drafter == form(recipe.drafter.qkv)
+    assert found.drafter_head == form(recipe.drafter.fc) == form(recipe.drafter.lm_head)
 
 
 def test_an_unknown_precision_is_refused() -> None:

@@ -23,7 +23,7 @@ from peagle_trt.roofline import (
 )
 from peagle_trt.roofline.steps import drafter_pass, verify_pass
 
-BF16 = WeightFormats(attention="bf16", feed_forward="bf16", head="bf16", drafter="bf16")
+BF16 = WeightFormats(attention="bf16", feed_forward="bf16", head="bf16", drafter="bf16", drafter_head="bf16")
 LOAD = Load(batch_size=3, context_tokens=100, formats=BF16, cache_format="bf16")
 # Powers of two, so that each term shows in the sum.
 MODEL = Geometry(
@@ -163,7 +163,7 @@ def test_more_work_takes_longer(name: str, pair_name: str) -> None:
 
 def test_narrower_weights_take_less_time_where_memory_bounds() -> None:
     pair, found = find_pair("qwen3-coder-30b-a3b"), find_device("b200")
-    narrow = WeightFormats(attention="fp8", feed_forward="fp8", head="bf16", drafter="bf16")
+    narrow = WeightFormats(attention="fp8", feed_forward="fp8", head="bf16", drafter="bf16", drafter_head="bf16")
     loads = [Load(batch_size=8, context_tokens=500, formats=each, cache_format="bf16") for each in (BF16, narrow)]
     wide_seconds, narrow_seconds = (plain_step(found, pair.target, load).seconds for load in loads)
     assert narrow_seconds < wide_seconds

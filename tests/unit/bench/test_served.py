@@ -1,0 +1,174 @@
+"""Served builds as clients, over servers of a few lines: what is asked for, and what is made of the answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from peagle_trt.bench.cells import Method
+from peagle_trt.bench.clients import Sampling
+from peagle_trt.bench.openai_client import OpenAiClient
+from peagle_trt.bench.served import TritonClient, open_served
+from peagle_trt.errors import PeagleError, RequestError, UsageError
+
+METHOD = Method(name="p-eagle", draft_tokens=3, concurrency=2)
+
+
+class Door(BaseHTTPRequestHandler):
+    """Says what the test wrote into the server, and keeps what it was asked."""
+
+    def do_GET(self) -> None:
+        self._say(json.dumps(self.server.told).encode())  # type: ignore[attr-defined]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, body, self.headers.get("Authorization")))  # type: ignore[attr-defined]
+        self._say(self.server.answer)  # type: ignore[attr-defined]
+
+    def _say(self, body: bytes) -> None:
+        self.send_response(self.server.status)  # type: ignore[attr-defined]
+        self.send_header("Content-Length", str(len(body) + self.server.claims_more))  # type: ignore[attr-defined]
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    found: Any = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    found.asked, found.answer, found.told, found.status, found.claims_more = [], b"", {}, 200, 0
+    found.url = f"http://127.0.0.1:{found.server_address[1]}"
+    thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+    thread.start()
+    yield found
+    found.shutdown()
+    thread.join()
+    found.server_close()
+
+
+def events(*documents: object) -> bytes:
+    return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in documents)
+
+
+def test_triton_tells_the_method_of_its_head(server: Any) -> None:
+    parameters = {"method": "eagle3", "max_draft_tokens": "7", "target": "tiny"}
+    server.told = {"parameters": {name: {"string_value": text} for name, text in parameters.items()}}
+    client = open_served(server.url, is_chat=False, ends=True)
+    assert isinstance(client, TritonClient)
+    assert (client.served.method, client.max_adaptive_drafts, client.served.name) == ("eagle3", 7, "tiny")
+
+
+def test_an_older_repository_tells_nothing_and_that_shows(server: Any) -> None:
+    server.told = {"parameters": {}}
+    assert open_served(server.url, is_chat=False, ends=True).served.method is None
+
+
+def test_pieces_of_triton_become_an_answer(server: Any) -> None:
+    server.answer = events(
+        {"output_ids": 5},
+        {"output_ids": [6, 7]},
+        {"output_ids": [], "num_verify_steps": 2, "accepted_by_position": [1, 0, 0]},
+    )
+    client = open_served(server.url, is_chat=True, ends=False, sampling=Sampling(temperature=0.5, seed=7))
+    first, second = client.answer(["a", "b"], METHOD, 9)
+    assert first.token_ids == second.token_ids == (5, 6, 7)
+    assert (first.piece_tokens, first.num_verify_steps, first.accepted_by_position) == ((1, 2), 2, (1, 0, 0))
+    asked = {body["text_input"]: body for _, body, _ in server.asked}
+    assert (asked["a"]["seed"], asked["b"]["seed"], asked["a"]["temperature"]) == (7, 8, 0.5)
+    assert (asked["a"]["draft_tokens"], asked["a"]["end_id"], asked["a"]["apply_chat_template"]) == (3, -1, True)
+
+
+def test_a_chat_is_asked_for_and_counted(server: Any) -> None:
+    server.told = {"data": [{"id": "smollm2", "owned_by": "peagle-trt"}]}
+    server.answer = events(
+        {"choices": [{"delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"delta": {"content": "one"}}]},
+        {"choices": [{"delta": {"content": " two"}}]},
+        {"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 3}},
+    )
+    server.answer += b"data: [DONE]\n\n"
+    client = open_served(f"{server.url}/v1", is_chat=True, ends=False, api_key="secret")
+    assert isinstance(client, OpenAiClient)
+    (answer,) = client.answer(["a"], METHOD, 9)
+    assert (answer.num_output_tokens, answer.num_prompt_tokens, len(answer.piece_seconds)) == (3, 4, 2)
+    ((path, body, key),) = server.asked
+    assert (path, key) == ("/v1/chat/completions", "Bearer secret")
+    assert (body["model"], body["draft_tokens"], body["ignore_eos"], body["temperature"]) == ("smollm2", 3, True, 0.0)
+    assert body["messages"] == [{"role": "user", "content": "a"}]
+
+
+def test_a_server_of_others_is_asked_for_nothing_of_ours(server: Any) -> None:
+    server.told = {"data": [{"id": "m", "owned_by": "vllm"}]}
+    server.answer = events({"choices": [{"text": "x"}]}, {"choices": [], "usage": {"completion_tokens": 1}})
+    client = open_served(f"{server.url}/v1/", is_chat=False, ends=True)
+    assert client.served.takes_draft_tokens is False
+    client.answer(["a"], METHOD, 9)
+    ((path, body, key),) = server.asked
+    assert (path, key, body["prompt"]) == ("/v1/completions", None, "a")
+    assert "draft_tokens" not in body
+
+
+def test_a_refusal_is_told(server: Any) -> None:
+    server.told = {"data": [{"id": "m"}]}
+    server.answer = events({"error": {"message": "no such key"}})
+    client = open_served(f"{server.url}/v1", is_chat=True, ends=True)
+    with pytest.raises(RequestError, match="no such key"):
+        client.answer(["a"], METHOD, 9)
+
+
+def test_a_server_that_goes_away_is_told(server: Any) -> None:
+    server.told = {"parameters": {}}
+    client = open_served(server.url, is_chat=True, ends=True)
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(PeagleError, match="no server answers"):
+        client.answer(["a"], METHOD, 9)
+
+
+def test_an_answer_that_is_cut_short_is_told(server: Any) -> None:
+    server.told = {"parameters": {}}
+    triton = open_served(server.url, is_chat=True, ends=True)
+    server.told = {"data": [{"id": "m"}]}
+    door = open_served(f"{server.url}/v1", is_chat=True, ends=True)
+    server.answer, server.claims_more = events({"output_ids": 5}), 100
+    with pytest.raises(PeagleError, match="broke an answer off"):
+        triton.answer(["a"], METHOD, 9)
+    with pytest.raises(PeagleError, match="told no usage"):
+        door.answer(["a"], METHOD, 9)
+
+
+@pytest.mark.parametrize("told", [{"data": []}, {"data": None}])
+def test_a_server_without_a_model_is_refused(server: Any, told: dict[str, object]) -> None:
+    server.told = told
+    with pytest.raises(PeagleError, match="serves no model"):
+        open_served(f"{server.url}/v1", is_chat=True, ends=True)
+
+
+def test_what_speaks_otherwise_is_no_triton_and_no_door(server: Any) -> None:
+    server.told = None
+    with pytest.raises(PeagleError, match="no Triton server"):
+        open_served(server.url, is_chat=True, ends=True)
+    with pytest.raises(PeagleError, match="no JSON object"):
+        open_served(f"{server.url}/v1", is_chat=True, ends=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nowhere", "names no host and port"),
+        ("http://host:port", "names no host and port"),
+        ("https://h:1", "expected http:// or grpc://"),
+        ("http://h:1/v2", "has a path"),
+        ("grpc://h:1/v1", "expected http:// or grpc://"),
+    ],
+)
+def test_another_url_is_refused(url: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_served(url, is_chat=True, ends=True)
