@@ -238,6 +238,18 @@ def test_a_classic_option_that_would_be_ignored_is_refused(door: ClassicDoor, na
     assert f"`{name}` is not supported" in message
 
 
+@pytest.mark.parametrize("name", ["repetition_penalty", "min_tokens", "presence_penalty", "return_log_probs"])
+def test_a_classic_option_that_asks_for_nothing_is_harmless(door: ClassicDoor, name: str) -> None:
+    value = np.array([[1.0 if name == "repetition_penalty" else 0]], np.float32)
+    (answer,) = ask(door, text_input=text("a b")[None], max_tokens=np.array([[2]], np.int32), **{name: value})
+    assert answer["text_output"] == b"a ba b"
+
+
+def test_an_input_of_a_later_release_is_refused_as_well(door: ClassicDoor) -> None:
+    arrays = {"text_input": text("a")[None], "max_tokens": np.array([[2]]), "guided_json": text("{}")[None]}
+    assert "`guided_json` is not supported" in error_of(door, **arrays)[1]
+
+
 def test_a_fault_behind_the_door_reaches_the_client(door: ClassicDoor) -> None:
     assert error_of(door, text_input=text("fail")[None], max_tokens=np.array([[2]]))[1] == "the engine broke"
 

@@ -20,12 +20,39 @@ from peagle_trt_repo.python_backend import (
     send_arrays,
     send_error,
 )
+from peagle_trt_repo.tensors import HARMLESS_VALUES
 
 logger = logging.getLogger(__name__)
 
 SERVED_MODEL = "tensorrt_llm"
 MAX_REQUESTS = 256
 """Threads that wait for answers; the engine itself takes fewer at once."""
+_HONOURED = frozenset(
+    (
+        "text_input",
+        "max_tokens",
+        "stream",
+        "temperature",
+        "top_k",
+        "top_p",
+        "seed",
+        "random_seed",
+        "stop_words",
+        "exclude_input_in_output",
+        "pad_id",
+        "return_num_input_tokens",
+        "return_num_output_tokens",
+    )
+)
+"""Inputs of the classic ensemble that mean something here; every other must ask for nothing."""
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    **HARMLESS_VALUES,
+    "repetition_penalty": (0, 1),
+    "end_id": (),
+    "draft_tokens": (),
+    "input_ids": (),
+}
+_NOTHING = (0, b"", False)
 _WANTED = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens")
 
 
@@ -45,13 +72,20 @@ class ClassicDoor:
         self._threads.shutdown()
 
 
-def served_arrays(fields: RequestFields) -> dict[str, NDArray[np.generic]]:
-    """What a client of the classic ensemble asks for, under the names of the llmapi model.
+def refuse_unhonoured(arrays: Mapping[str, NDArray[np.generic]]) -> None:
+    """Refuse every input that would be left unread, unless its value asks for nothing.
 
     Raises:
-        InvalidRequestError: It asks for something that TensorRT-LLM does not do beside drafts.
+        InvalidRequestError: There is one.
     """
-    _refuse(fields)
+    for name, array in arrays.items():
+        values = array.reshape(-1).tolist()
+        if name not in _HONOURED and any(value not in _NEUTRAL.get(name, _NOTHING) for value in values):
+            raise InvalidRequestError(f"`{name}` is not supported with TensorRT-LLM and drafts; leave it out")
+
+
+def served_arrays(fields: RequestFields) -> dict[str, NDArray[np.generic]]:
+    """What a client of the classic ensemble asks for, under the names of the llmapi model."""
     arrays: dict[str, NDArray[np.generic]] = {
         "text_input": np.array([(fields.prompt_text or "").encode()], np.object_),
         "streaming": np.array([fields.is_streaming]),
@@ -70,27 +104,10 @@ def served_arrays(fields: RequestFields) -> dict[str, NDArray[np.generic]]:
     return arrays
 
 
-def _refuse(fields: RequestFields) -> None:
-    unhonoured = {
-        "input_ids": fields.prompt_text is None,
-        "apply_chat_template": fields.applies_chat_template,
-        "draft_tokens": fields.draft_tokens is not None,
-        "repetition_penalty": fields.repetition_penalty != 1.0,
-        "frequency_penalty": fields.frequency_penalty != 0.0,
-        "presence_penalty": fields.presence_penalty != 0.0,
-        "min_tokens": fields.min_tokens > 0,
-        "bad_words": bool(fields.bad_words),
-        "embedding_bias_words": bool(fields.bias_words),
-        "end_id": fields.end_id is not None,
-    }
-    for name, is_asked_for in unhonoured.items():
-        if is_asked_for:
-            raise InvalidRequestError(f"`{name}` is not supported with TensorRT-LLM and drafts; leave it out")
-
-
 def _answer(arrays: Mapping[str, NDArray[np.generic]], parameters: dict[str, object], sender: ResponseSender) -> None:
     try:
         refuse_unknown_parameters(parameters)
+        refuse_unhonoured(arrays)
         fields = read_fields(arrays)
         _pass_on(fields, _ask(served_arrays(fields)), sender)
     except InvalidRequestError as error:
