@@ -159,6 +159,7 @@ def command(
         "ignore_eos": ignore_eos,
         "baseline": baseline,
         "baseline_build": baseline_path,
+        "baseline_manifest_sha256": sha256_of(baseline_path / MANIFEST_NAME) if baseline_path else None,
         "threads": num_threads,
     }
     document, results = measure_into(

@@ -16,6 +16,8 @@ from peagle_trt.bench.run_folder import open_run_folder
 from peagle_trt.cli.bench_options import Measuring
 
 NO_METER = "no meter can be read here: no RAPL counter, and no NVIDIA GPU that counts"
+PLACES = ("build", "baseline_build")
+"""Where builds lie does not matter: digests of their manifests tell which they are."""
 ELSEWHERE = "the work is done by another process, whose machine has the meters"
 
 
@@ -59,7 +61,7 @@ def measure_into(
     if measuring.run_path is None:
         cells = [cell for cells in run_rounds(client, schedule, meters=meters, report=report) for cell in cells]
         return _document(cells, schedule, measuring, all_settings, baseline, method, _energy(client, meters))
-    identity = {**all_settings, **_identity(schedule)}
+    identity = {name: value for name, value in all_settings.items() if name not in PLACES} | _identity(schedule)
     with open_run_folder(measuring.run_path, identity, cells_a_round=len(schedule.methods)) as run:
         if run.rounds:
             report(f"`{run.path}` holds {len(run.rounds)} finished rounds; going on")

@@ -63,6 +63,17 @@ def test_a_run_goes_on_where_it_stopped(tiny_build: Path, tmp_path: Path, capsys
     assert [item["num_rounds"] for item in document["results"]] == [2, 2, 2, 2]
 
 
+def test_a_run_goes_on_with_the_same_build_in_another_place(
+    tiny_build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--prompts", "gsm8k", "--num-prompts", "1", "--max-tokens", "4", "--no-chat", "-o", str(tmp_path / "run")]
+    assert run(["bench", str(tiny_build), *words]) == 0
+    moved = tmp_path / "moved"
+    moved.symlink_to(tiny_build)
+    assert run(["bench", str(moved), *words]) == 0
+    assert "holds 1 finished rounds" in capsys.readouterr().err
+
+
 def test_a_run_with_other_settings_is_refused_by_name(
     tiny_build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
