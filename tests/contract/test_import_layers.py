@@ -46,7 +46,8 @@ ROOMS = {
     "catalog": set[str](),
     "roofline": set[str](),
     "diagnose": {"readers", "quant", "graph", "engine", "decode"},
-    "openai_door": {"decode", "deploy", "build_folder"},
+    "metrics": set[str](),
+    "openai_door": {"decode", "deploy", "build_folder", "metrics"},
     "verify": {"readers", "quant", "engine", "build_folder", "machine"},
 }
 # A torch module is a class of torch's, so its file needs torch; only functions of `train` import these files.

@@ -46,6 +46,10 @@ class InferenceRequest(Protocol):
         """The tensors that were sent; optional ones may be absent."""
         ...
 
+    def request_id(self) -> str:
+        """What its client calls it, or nothing."""
+        ...
+
     def parameters(self) -> str:
         """Parameters of the request, a JSON object: over HTTP, every key that names no input ends up here."""
         ...

@@ -12,9 +12,10 @@ from typing import Protocol
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.deploy.hosting.answer import Answer
-from peagle_trt.deploy.hosting.counters import ServingCounters
 from peagle_trt.deploy.hosting.generation import make_generation_request
+from peagle_trt.deploy.hosting.request_log import log_answer, request_name
 from peagle_trt.deploy.hosting.response_writer import ResponseWriter
+from peagle_trt.deploy.hosting.serving_metrics import ServingMetrics
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.errors import RequestError
 from peagle_trt.spec import EngineManifest
@@ -68,7 +69,7 @@ class EngineHost:
         tokenizer: TextTokenizer,
         *,
         settings: HostSettings,
-        counters: ServingCounters,
+        counters: ServingMetrics,
     ) -> None:
         self._driver = driver
         self._manifest = manifest
@@ -84,10 +85,13 @@ class EngineHost:
     def accept(self, request: InferenceRequest) -> None:
         """Takes one request; its answer, or the reason for none, goes to its sender."""
         sender = request.get_response_sender()
+        parameters = request_parameters(request)
+        name = request_name(next(self._request_numbers), request.request_id(), parameters)
         try:
-            refuse_unknown_parameters(request_parameters(request))
-            self._submit(read_fields(request_arrays(request)), sender)
+            refuse_unknown_parameters(parameters)
+            self._submit(name, read_fields(request_arrays(request)), sender)
         except (InvalidRequestError, RequestError) as error:
+            logger.info("%s: refused: %s", name, error)
             send_error(sender, "INVALID_ARG", str(error))
 
     def close(self) -> None:
@@ -95,8 +99,7 @@ class EngineHost:
         self._driver.close()
         self._writer.close()
 
-    def _submit(self, fields: RequestFields, sender: ResponseSender) -> None:
-        request_id = f"r{next(self._request_numbers)}"
+    def _submit(self, request_id: str, fields: RequestFields, sender: ResponseSender) -> None:
         request = make_generation_request(
             request_id,
             fields,
@@ -121,6 +124,7 @@ class EngineHost:
             if not is_full:
                 self._answers[request.request_id] = answer
         if is_full:
+            logger.warning("%s: refused: too many requests are pending", request.request_id)
             send_error(answer.sender, "UNAVAILABLE", f"{self._settings.max_pending_requests} requests are pending")
             return
         on_chunk = functools.partial(self._writer.put, answer)
@@ -142,6 +146,7 @@ class EngineHost:
         with self._lock:
             self._answers.pop(chunk.request_id, None)
         self._counters.count_answer(chunk)
+        log_answer(chunk)
 
     def _check(self) -> None:
         """Looks for clients that left, and publishes the counters. Runs in the writer's thread, as `_finish` does."""
