@@ -95,6 +95,18 @@ def send_error(sender: ResponseSender, code: ErrorCode, message: str) -> None:
     sender.send(make_error(code, message), flags=_final_flag())
 
 
+def send_member_error(sender: ResponseSender, error: object) -> None:
+    """Ends a request with the error that another model gave."""
+    import triton_python_backend_utils as pb_utils
+
+    sender.send(pb_utils.InferenceResponse(output_tensors=[], error=error), flags=_final_flag())
+
+
+def send_final(sender: ResponseSender) -> None:
+    """Ends a request whose last response has gone out already."""
+    sender.send(flags=_final_flag())
+
+
 def require_working_numpy() -> None:
     """Refuses an environment in which the first request would crash the model or come out empty.
 

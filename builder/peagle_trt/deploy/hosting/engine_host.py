@@ -20,12 +20,14 @@ from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.errors import RequestError
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields, refuse_unknown_parameters
+from peagle_trt_repo.members import STOP_PARAMETER, is_stoppable
 from peagle_trt_repo.python_backend import (
     InferenceRequest,
     ResponseSender,
     request_arrays,
     request_parameters,
     send_error,
+    send_final,
 )
 
 logger = logging.getLogger(__name__)
@@ -87,6 +89,10 @@ class EngineHost:
         sender = request.get_response_sender()
         parameters = request_parameters(request)
         name = request_name(next(self._request_numbers), request.request_id(), parameters)
+        if STOP_PARAMETER in parameters:
+            self._stop(str(parameters[STOP_PARAMETER]))
+            send_final(sender)
+            return
         try:
             refuse_unknown_parameters(parameters)
             self._submit(name, read_fields(request_arrays(request)), sender)
@@ -98,6 +104,15 @@ class EngineHost:
         """Stops the engine and everything around it."""
         self._driver.close()
         self._writer.close()
+
+    def _stop(self, client_name: str) -> None:
+        """Ends the request that another model gave this name; names that a client could guess are nobody's to stop."""
+        if not is_stoppable(client_name):
+            return
+        with self._lock:
+            names = [name for name in self._answers if f":{client_name}" in name]
+        for name in names:
+            self._driver.cancel(name)
 
     def _submit(self, request_id: str, fields: RequestFields, sender: ResponseSender) -> None:
         request = make_generation_request(
