@@ -103,7 +103,6 @@ class _Run:
         # A server that is asked whether a request was cancelled while its last response goes out dies.
         self._lock = threading.Lock()
         self._is_over = False
-        self._is_stopped = False
         self._call: Call | None = None
 
     def answer(self) -> None:
@@ -127,11 +126,10 @@ class _Run:
             self._finish(lambda sender: send_error(sender, "INTERNAL", message))
 
     def stop_if_left(self) -> None:
-        """Stops the engine if the client has left; called from the watcher's thread."""
+        """Stops the engine if the client has left; called again and again, from the watcher's thread."""
         with self._lock:
-            if self._is_over or self._is_stopped or self._call is None or not self._sender.is_cancelled():
+            if self._is_over or self._call is None or not self._sender.is_cancelled():
                 return
-            self._is_stopped = True
         self._call.stop()
 
     def _finish(self, send: Any) -> None:

@@ -74,7 +74,8 @@ class Call:
         self._model_name = model_name
         self._name = name
         wire_name = f"{name}:{client_name}" if client_name else name
-        self._responses = _request(model_name, tensors, outputs, name=wire_name).exec(decoupled=True)
+        self._request = _request(model_name, tensors, outputs, name=wire_name)
+        self._responses: Any = None
 
     def __iter__(self) -> Iterator[Tensors]:
         """Its responses, but for empty ones.
@@ -82,13 +83,15 @@ class Call:
         Raises:
             MemberError: It refused, failed, or was stopped.
         """
+        # Returns with the first response only.
+        self._responses = self._request.exec(decoupled=True)
         for response in self._responses:
             tensors = _read(response)
             if tensors:
                 yield tensors
 
     def stop(self) -> None:
-        """Ends it; the iteration then ends with an error.
+        """Ends it; the iteration then ends with an error. A request that the member has not seen yet goes on: ask again.
 
         Source: triton-inference-server/python_backend#398; a server before 25.04 cannot cancel a member's request.
         """
