@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt_repo.outputs import shaped
+from peagle_trt_repo.python_backend import ResponseSender, make_response
+
 Tensors = dict[str, NDArray[np.generic]]
 
 STOP_PARAMETER = "triton_peagle_stop"
 """Parameter of a request to `peagle` that answers nothing: it ends the request that its value names."""
 
 
+_FAILED = b"error"
+_REASON = "text_output"
 _STOPPABLE = re.compile(r"bls-[0-9a-f]{32}")
 
 
@@ -25,6 +30,42 @@ class MemberError(Exception):
     def __init__(self, error: Any) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class MemberSender:
+    """The way back to a model that called this one.
+
+    Once a caller has a response, an error never reaches it, and it would wait for ever; so the error travels in the
+    outputs `finish_reason` and `text_output`, and `Call` makes an error of it again. Seen with 2.51.
+
+    Args:
+        sender: The server's own.
+    """
+
+    def __init__(self, sender: ResponseSender) -> None:
+        self._sender = sender
+        self._has_sent = False
+
+    def send(self, response: Any = None, flags: int = 0) -> None:
+        """See `ResponseSender`."""
+        if response is None:
+            self._sender.send(flags=flags)
+            return
+        if self._has_sent and response.has_error():
+            error = response.error()
+            told = f"{error.code()}:{error.message()}".encode()
+            response = make_response({"finish_reason": shaped([_FAILED], "STRING"), _REASON: shaped([told], "STRING")})
+        self._has_sent = True
+        self._sender.send(response, flags=flags)
+
+    def is_cancelled(self) -> bool:
+        """See `ResponseSender`."""
+        return self._sender.is_cancelled()
+
+
+def is_member_request(request_id: str) -> bool:
+    """Whether a request comes from a model, by its id."""
+    return is_stoppable(request_id.partition(":")[0])
 
 
 def new_name() -> str:
@@ -74,7 +115,7 @@ class Call:
         self._model_name = model_name
         self._name = name
         wire_name = f"{name}:{client_name}" if client_name else name
-        self._request = _request(model_name, tensors, outputs, name=wire_name)
+        self._request = _request(model_name, tensors, [*outputs, _REASON], name=wire_name)
         self._responses: Any = None
 
     def __iter__(self) -> Iterator[Tensors]:
@@ -87,11 +128,12 @@ class Call:
         self._responses = self._request.exec(decoupled=True)
         for response in self._responses:
             tensors = _read(response)
+            _raise_failure(tensors)
             if tensors:
                 yield tensors
 
     def stop(self) -> None:
-        """Ends it; the iteration then ends with an error. A request that the member has not seen yet goes on: ask again.
+        """Ends it, and with it the iteration. A request that the member has not seen yet goes on: ask again.
 
         Source: triton-inference-server/python_backend#398; a server before 25.04 cannot cancel a member's request.
         """
@@ -122,6 +164,16 @@ def _request(
         requested_output_names=list(outputs),
         parameters=dict(parameters or {}),
     )
+
+
+def _raise_failure(tensors: Tensors) -> None:
+    import triton_python_backend_utils as pb_utils
+
+    reasons: list[object] = tensors["finish_reason"].reshape(-1).tolist() if "finish_reason" in tensors else []
+    if _FAILED not in reasons:
+        return
+    code, _, message = tensors[_REASON].reshape(-1).tolist()[0].decode().partition(":")
+    raise MemberError(pb_utils.TritonError(message, int(code)))
 
 
 def _read(response: Any) -> Tensors:

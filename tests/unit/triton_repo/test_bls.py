@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from peagle_trt_repo.bls import BlsHost, read_accumulates
-from peagle_trt_repo.members import STOP_PARAMETER, is_stoppable
+from peagle_trt_repo.members import STOP_PARAMETER, MemberSender, is_stoppable
 from peagle_trt_repo.outputs import shaped
 
 from .conftest import Request, Response, Tensor, TritonError
@@ -86,7 +86,22 @@ class Members:
             yield answered({"output_ids": shaped(ids, "INT32"), "sequence_length": shaped([len(ids)], "INT32")})
         if self.waits_for_stop:
             assert self.is_stopped.wait(5)
-            yield answered({}, TritonError("the request was cancelled", TritonError.CANCELLED))
+            told = {"finish_reason": shaped([b"error"], "STRING"), "text_output": shaped([b"7:cancelled"], "STRING")}
+            yield answered(told)
+
+
+class Failure:
+    """A response with an error, as a model makes it."""
+
+    def has_error(self) -> bool:
+        return True
+
+    def error(self) -> Any:
+        class Error:
+            code = staticmethod(lambda: 7)
+            message = staticmethod(lambda: "out of memory")
+
+        return Error()
 
 
 def answered(arrays: Mapping[str, NDArray[np.generic]], error: TritonError | None = None) -> Any:
@@ -150,7 +165,7 @@ def test_a_client_that_left_stops_the_engine(ask: Callable[..., Sender], members
     members.waits_for_stop = True
     sender = ask(has_left=True)
     assert members.is_stopped.is_set()
-    assert [error.code for error in sender.errors] == [TritonError.CANCELLED]
+    assert [(error.code, str(error)) for error in sender.errors] == [(7, "cancelled")]
 
 
 def test_a_request_can_be_stopped_by_a_name_that_nobody_guesses(ask: Callable[..., Sender], members: Members) -> None:
@@ -164,3 +179,35 @@ def test_a_request_can_be_stopped_by_a_name_that_nobody_guesses(ask: Callable[..
 @pytest.mark.parametrize(("text", "accumulates"), [("true", True), ("false", False), ("${accumulate_tokens}", False)])
 def test_a_placeholder_that_nobody_filled_is_false(text: str, accumulates: bool) -> None:
     assert read_accumulates({"parameters": {"accumulate_tokens": {"string_value": text}}}) is accumulates
+
+
+def test_an_error_before_any_response_stays_an_error(members: Members) -> None:
+    sent: list[Any] = []
+    sender = MemberSender(Recorder(sent))
+    failure = Failure()
+    sender.send(failure, flags=FINAL)
+    assert sent == [(failure, FINAL)]
+
+
+def test_an_error_after_a_response_travels_in_the_outputs(members: Members) -> None:
+    sent: list[Any] = []
+    sender = MemberSender(Recorder(sent))
+    sender.send(answered({}), flags=0)
+    sender.send(Failure(), flags=FINAL)
+    response, flags = sent[1]
+    assert flags == FINAL
+    assert {name: array.item() for name, array in response.arrays.items()} == {
+        "finish_reason": b"error",
+        "text_output": b"7:out of memory",
+    }
+
+
+class Recorder:
+    def __init__(self, sent: list[Any]) -> None:
+        self._sent = sent
+
+    def send(self, response: Any = None, flags: int = 0) -> None:
+        self._sent.append((response, flags))
+
+    def is_cancelled(self) -> bool:
+        return False

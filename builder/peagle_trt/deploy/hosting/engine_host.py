@@ -20,7 +20,7 @@ from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.errors import RequestError
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields, refuse_unknown_parameters
-from peagle_trt_repo.members import STOP_PARAMETER, is_stoppable
+from peagle_trt_repo.members import STOP_PARAMETER, MemberSender, is_member_request, is_stoppable
 from peagle_trt_repo.python_backend import (
     InferenceRequest,
     ResponseSender,
@@ -87,6 +87,8 @@ class EngineHost:
     def accept(self, request: InferenceRequest) -> None:
         """Takes one request; its answer, or the reason for none, goes to its sender."""
         sender = request.get_response_sender()
+        if is_member_request(request.request_id()):
+            sender = MemberSender(sender)
         parameters = request_parameters(request)
         name = request_name(next(self._request_numbers), request.request_id(), parameters)
         if STOP_PARAMETER in parameters:
