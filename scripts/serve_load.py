@@ -2,9 +2,10 @@
 
     scripts/serve_load BUILD [--requests 48] [--clients 8] [--turns 3] [-o FILE]
 
-The same greedy questions, 48 tokens each, are answered by the loop in this process with all its slots in use, by a server with
-so many clients, and by it with one client; in turns, so that a busy machine is busy for all three. Answers are streamed over
-HTTP. The engine has one thread everywhere. Ratios are medians over turns; CPU time is that of the server and its models.
+The same greedy questions, 48 tokens each, are answered by the loop in this process with all its slots in use, by a
+server with so many clients, and by it with one client; in turns, so that a busy machine is busy for all three.
+Answers are streamed over HTTP. The engine has one thread everywhere. Ratios are medians over turns; CPU time is
+that of the server and its models.
 """
 
 from __future__ import annotations

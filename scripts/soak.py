@@ -2,10 +2,10 @@
 
     scripts/soak BUILD [--requests 5000] [--clients 8] [--seed 0] [-o FILE]
 
-Of the requests 20 % are left by their clients and 5 % are malformed; the rest is greedy or sampled, whole or streamed, to all
-three models that take text. Ends with exit code 1 and the reasons unless: every request got the kind of answer it should, every
-greedy answer is that of its prompt alone in this process, memory at the end is within 5 % of that after the first fifth, no
-slot, cache row or shared memory is left in use.
+Of the requests 20 % are left by their clients and 5 % are malformed; the rest is greedy or sampled, whole or
+streamed, to all three models that take text. Ends with exit code 1 and the reasons unless: every request got the
+kind of answer it should, every greedy answer is that of its prompt alone in this process, memory at the end is
+within 5 % of that after the first fifth, no slot, cache row or shared memory is left in use.
 """
 
 from __future__ import annotations

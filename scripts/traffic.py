@@ -1,4 +1,4 @@
-"""Requests as a busy server gets them, the same for the same seed: long and short, sampled and not, left and malformed."""
+"""Requests as a busy server gets them, the same for the same seed: long, short, sampled, left, malformed."""
 
 from __future__ import annotations
 
