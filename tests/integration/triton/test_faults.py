@@ -86,7 +86,8 @@ class Clients:
             for line in response:
                 self.has_first_piece.set()
                 last = line if line.strip() else last
-            outcome = "error" if b'"error"' in last or response.status != 200 else "answer"
+            # A server that loses its model ends a stream as if it were whole; only the last piece says that it is.
+            outcome = "answer" if b'"finish_reason"' in last and response.status == 200 else "error"
         except (OSError, http.client.HTTPException):
             pass
         finally:
