@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 from typing import Any
 
 import httpx
@@ -21,7 +22,9 @@ DEADLINE_SECONDS = 30.0
 MODELS = {"peagle": PEAGLE_INPUTS, "tensorrt_llm_bls": ENSEMBLE_INPUTS, "ensemble": ENSEMBLE_INPUTS}
 SOUND: dict[str, Any] = {"text_input": b"2 + 3", "max_tokens": 2}
 SETTINGS = settings(max_examples=NUM_CASES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-OF_THE_CLIENT = ("StatusCode.INVALID_ARGUMENT", "StatusCode.UNIMPLEMENTED", "StatusCode.NOT_FOUND")
+OURS = re.compile(r"Traceback|\w+(Error|Exception)\b|not healthy|connect|closed", re.IGNORECASE)
+"""What an error says that is no refusal. Without its header a stream's error is text alone, and with the header
+`triton_grpc_error` a 2.51 server dies of signal 11 after a few refusals."""
 
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "BOOL": st.booleans(),
@@ -59,12 +62,12 @@ def requests(fields: tuple[TensorField, ...]) -> st.SearchStrategy[dict[str, Any
 
 
 def ask(served: Served, model: str, tensors: dict[str, Any]) -> str:
-    """Sends it over gRPC; the status, or nothing for an answer."""
+    """Sends it over gRPC; the error, or nothing for an answer."""
     import tritonclient.grpc as grpc_client
 
     results: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     with grpc_client.InferenceServerClient(f"127.0.0.1:{served.server.ports.grpc}") as client:
-        client.start_stream(lambda result, error: results.put((result, error)), headers={"triton_grpc_error": "true"})
+        client.start_stream(lambda result, error: results.put((result, error)))
         inputs = []
         for name, array in tensors.items():
             kind = {np.object_: "BYTES", np.float16: "FP16", np.float32: "FP32", np.bool_: "BOOL"}.get(array.dtype.type)
@@ -75,7 +78,8 @@ def ask(served: Served, model: str, tensors: dict[str, Any]) -> str:
         while True:
             result, error = results.get(timeout=DEADLINE_SECONDS)
             if error is not None:
-                return f"{error.status()}: {error.message()}"
+                client.stop_stream()
+                return str(error) or "an error without a word: closed"
             if result.get_response().parameters["triton_final_response"].bool_param:
                 client.stop_stream()
                 return ""
@@ -87,8 +91,8 @@ def test_no_tensor_is_a_fault_of_ours(served: Served, model: str) -> None:
     @SETTINGS
     @given(tensors=requests(MODELS[model]))
     def check(tensors: dict[str, Any]) -> None:
-        status = ask(served, model, tensors)
-        assert status == "" or status.startswith(OF_THE_CLIENT), status
+        error = ask(served, model, tensors)
+        assert OURS.search(error) is None, error
 
     check()
     served.server.require_alive()
@@ -96,7 +100,7 @@ def test_no_tensor_is_a_fault_of_ours(served: Served, model: str) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**31), 2**31 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers(-(2**31), 2**31 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
     max_leaves=4,
 )
