@@ -99,8 +99,9 @@ def test_no_tensor_is_a_fault_of_ours(served: Served, model: str) -> None:
     assert ask(served, model, sound(MODELS[model])) == ""
 
 
+NUMBERS = st.integers(-(2**31), 2**31 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**31), 2**31 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
     max_leaves=4,
 )
