@@ -46,6 +46,10 @@ class InferenceRequest(Protocol):
         """The tensors that were sent; optional ones may be absent."""
         ...
 
+    def request_id(self) -> str:
+        """What its client calls it, or nothing."""
+        ...
+
     def parameters(self) -> str:
         """Parameters of the request, a JSON object: over HTTP, every key that names no input ends up here."""
         ...
@@ -93,6 +97,18 @@ def send_arrays(sender: ResponseSender, arrays: Mapping[str, NDArray[np.generic]
 def send_error(sender: ResponseSender, code: ErrorCode, message: str, *, names_code: bool = False) -> None:
     """Ends a request with an error; `names_code` puts the code before the message too."""
     sender.send(make_error(code, f"{code}: {message}" if names_code else message), flags=_final_flag())
+
+
+def send_member_error(sender: ResponseSender, error: object) -> None:
+    """Ends a request with the error that another model gave."""
+    import triton_python_backend_utils as pb_utils
+
+    sender.send(pb_utils.InferenceResponse(output_tensors=[], error=error), flags=_final_flag())
+
+
+def send_final(sender: ResponseSender) -> None:
+    """Ends a request whose last response has gone out already."""
+    sender.send(flags=_final_flag())
 
 
 def require_working_numpy() -> None:

@@ -1,4 +1,4 @@
-"""The tensors of the four served models, and how the ensemble joins them: the one source that every other file reads.
+"""The tensors of the served models, and how the ensemble joins them: the one source that every other file reads.
 
 Names, types and shapes are those of TensorRT-LLM's classic ensemble wherever both mean the same, so that its clients
 work unchanged; what is ours alone stands under `OWN_INPUTS` and `OWN_OUTPUTS`.

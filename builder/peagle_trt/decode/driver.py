@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
+from peagle_trt.decode.load import LoopLoad
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest
 from peagle_trt.errors import OverloadError, PeagleError, RequestError
@@ -34,6 +36,12 @@ class EngineThread:
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    @property
+    def load(self) -> LoopLoad:
+        """What the loop is busy with; requests that it has not seen yet wait too."""
+        load = self._loop.load
+        return replace(load, num_waiting=load.num_waiting + len(self._inbox))
 
     def submit(self, request: GenerationRequest, on_chunk: OnChunk) -> None:
         """Hand a request over. A refusal arrives as a chunk with `finish_reason` "error", like every other outcome.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from peagle_trt.decode.acceptance import NO_DRAFTS, Drafts, propose, propose_candidates
 from peagle_trt.decode.guide import GuideBars
 from peagle_trt.decode.guided_drafts import drawn_with, guided_drafts, likeliest
+from peagle_trt.decode.load import LoopLoad, look
 from peagle_trt.decode.prompt_shares import share_prompt_rows
 from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest
 from peagle_trt.decode.request_check import check_request
@@ -88,6 +89,17 @@ class DecodeLoop:
         """Whether a step would do anything."""
         return len(self._waiting) > 0 or bool(self._active)
 
+    @property
+    def load(self) -> LoopLoad:
+        """What it is busy with. The one thing that another thread may ask for while the loop steps."""
+        shapes = self._engine.shapes
+        return look(
+            list(self._active),
+            num_waiting=len(self._waiting),
+            num_slots=shapes.max_batch_size,
+            max_sequence_length=shapes.max_sequence_length,
+        )
+
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request.
 
@@ -138,7 +150,8 @@ class DecodeLoop:
             self._advance()
         except Exception as error:
             # The boundary to the backend: requests in flight must hear of a failure, whatever it was.
-            logger.exception("a decode step failed")
+            names = ", ".join(f"`{sequence.request.request_id}`" for sequence in self._active)
+            logger.exception("a decode step failed, and with it %s", names)
             return self._fail_all(f"{type(error).__name__}: {error}")
         return self._collect()
 

@@ -109,10 +109,13 @@ class Sequence:
     @property
     def leftover(self) -> Leftover:
         """What its slot holds."""
-        num_target = self.num_prompt_read if self.is_prefilling else len(self.token_ids) - 1
-        return Leftover(
-            token_ids=tuple(self.token_ids), num_target=num_target, num_drafter=min(num_target, self._num_drafter_read)
-        )
+        num_drafter = min(self.num_cached, self._num_drafter_read)
+        return Leftover(token_ids=tuple(self.token_ids), num_target=self.num_cached, num_drafter=num_drafter)
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens of it that the target's cache holds."""
+        return self.num_prompt_read if self.is_prefilling else len(self.token_ids) - 1
 
     @property
     def num_unread(self) -> int:

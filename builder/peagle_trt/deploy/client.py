@@ -76,14 +76,19 @@ class HttpClient:
 
         Raises:
             RequestError: The server refused it.
+            PeagleError: The answer broke off; a server that loses its model ends a stream as if it were whole.
         """
         connection, response = self._post(f"/v2/models/{model}/generate_stream", {**payload, "stream": True})
+        piece: dict[str, Any] = {}
         try:
             if response.status != http.client.OK:
                 _checked(json.loads(response.read()), response.status)
             for line in response:
                 if line.startswith(b"data:"):
-                    yield _checked(json.loads(line[len(b"data:") :]), response.status)
+                    piece = _checked(json.loads(line[len(b"data:") :]), response.status)
+                    yield piece
+            if "finish_reason" not in piece:
+                raise PeagleError("the answer broke off before its last piece")
         finally:
             response.close()
             connection.close()

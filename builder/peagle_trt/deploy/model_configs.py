@@ -34,6 +34,7 @@ def model_configs(manifest: EngineManifest, settings: HostSettings) -> dict[str,
             _python_model("postprocessing", tensors.POSTPROCESSING_INPUTS, tensors.POSTPROCESSING_OUTPUTS)
         ),
         "ensemble": write_message(_ensemble()),
+        "tensorrt_llm_bls": write_message(_bls()),
     }
 
 
@@ -76,6 +77,14 @@ def _ensemble() -> dict[str, Value]:
         "input": [_input(field) for field in tensors.ENSEMBLE_INPUTS],
         "output": [_output(field) for field in tensors.ENSEMBLE_OUTPUTS],
         "ensemble_scheduling": {"step": [_step(step) for step in tensors.ensemble_steps()]},
+    }
+
+
+def _bls() -> dict[str, Value]:
+    config = _python_model("tensorrt_llm_bls", tensors.ENSEMBLE_INPUTS, tensors.ENSEMBLE_OUTPUTS)
+    return config | {
+        "model_transaction_policy": {"decoupled": True},
+        "parameters": _map({"accumulate_tokens": "false"}, lambda text: {"string_value": text}),
     }
 
 

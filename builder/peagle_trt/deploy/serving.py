@@ -142,7 +142,7 @@ def _greeting(ports: ServerPorts) -> list[str]:
     body = """'{"text_input": "What is 2 + 3?", "max_tokens": 64, "apply_chat_template": true}'"""
     return [
         f"ready    http  {LOOPBACK}:{ports.http}   grpc {LOOPBACK}:{ports.grpc}   metrics {LOOPBACK}:{ports.metrics}",
-        "models   peagle (direct), ensemble (classic names; a client that leaves does not stop its engine)",
+        "models   peagle (direct), tensorrt_llm_bls, ensemble (a client that leaves does not stop its engine)",
         f"try      curl -s {address}/peagle/generate -d {body}",
         "stop     Ctrl-C",
     ]

@@ -1,4 +1,4 @@
-"""The door as an ASGI application: four addresses, and one form for every error."""
+"""The door as an ASGI application: five addresses, and one form for every error."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.openai_door.answering import AnswerRequest, AnswerResponse
 from peagle_trt.openai_door.dialects import AnswerReader, Dialect, PlainReader
 from peagle_trt.openai_door.documents import AnswerHead, ChatDocuments, CompletionDocuments, Documents
+from peagle_trt.openai_door.door_metrics import CONTENT_TYPE, DoorMetrics
 from peagle_trt.openai_door.engine_stream import EngineClient
 from peagle_trt.openai_door.fields import ChatFields, CompletionFields, GenerationFields
 from peagle_trt.openai_door.gate import Gate, read_body
@@ -67,7 +68,8 @@ def make_app(served: Served, settings: DoorSettings) -> ASGIApp:
     from starlette.requests import ClientDisconnect
     from starlette.routing import Route
 
-    door = _Door(served, settings)
+    metrics = DoorMetrics()
+    door = _Door(served, settings, metrics)
     app = Starlette(
         routes=[
             Route("/v1/chat/completions", door.chat, methods=["POST"]),
@@ -75,6 +77,7 @@ def make_app(served: Served, settings: DoorSettings) -> ASGIApp:
             Route("/v1/models", door.models),
             Route("/v1/models/{name:path}", door.model),
             Route("/health", door.health),
+            Route("/metrics", door.metrics),
         ],
         exception_handlers={
             RefusalError: _refused,
@@ -84,12 +87,13 @@ def make_app(served: Served, settings: DoorSettings) -> ASGIApp:
         },
         lifespan=door.lifespan,
     )
-    return Gate(app, settings)
+    return Gate(app, settings, metrics)
 
 
 class _Door:
-    def __init__(self, served: Served, settings: DoorSettings) -> None:
+    def __init__(self, served: Served, settings: DoorSettings, metrics: DoorMetrics) -> None:
         self._served = served
+        self._metrics = metrics
         self._settings = settings
         self._limit = AnswerLimit(settings.max_concurrent_answers)
         self._jobs = JobMaker(served.manifest, served.tokenizer, served.dialect, passes_stop_words=served.is_plain)
@@ -136,6 +140,12 @@ class _Door:
         """`/health`: whether a request would be answered now."""
         is_ready = self._served.is_alive() and self._engine is not None and await self._engine.is_ready()
         return _json({"status": "ready" if is_ready else "not ready"}, status=200 if is_ready else 503)
+
+    async def metrics(self, _: Request) -> Response:
+        """`/metrics`: the door's own, in Prometheus form."""
+        from starlette.responses import Response
+
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
     def _model(self) -> dict[str, object]:
         manifest = self._served.manifest

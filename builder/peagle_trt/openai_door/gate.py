@@ -7,11 +7,11 @@ import hmac
 import logging
 import re
 import secrets
-import time
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from peagle_trt.openai_door.door_metrics import DoorMetrics
 from peagle_trt.openai_door.limits import RequestRate
 from peagle_trt.openai_door.refusals import RefusalError
 from peagle_trt.openai_door.settings import DoorSettings
@@ -35,10 +35,12 @@ class Gate:
     Args:
         app: What lies behind.
         settings: The door's settings.
+        metrics: Where requests are counted.
     """
 
-    def __init__(self, app: ASGIApp, settings: DoorSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: DoorSettings, metrics: DoorMetrics) -> None:
         self._app = app
+        self._metrics = metrics
         self._keys = [key.encode() for key in settings.api_keys]
         self._rate = RequestRate(settings.requests_per_minute)
 
@@ -51,26 +53,26 @@ class Gate:
         request_id = _request_id(headers.get(b"x-request-id", b""))
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
-        started, status = time.monotonic(), 0
+        passage = self._metrics.begin(scope["path"])
 
         async def send_named(message: Message) -> None:
-            nonlocal status
+            passage.see(message)
             if message["type"] == "http.response.start":
-                status = message["status"]
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
             await send(message)
 
         try:
             await self._pass(scope, receive, send_named, headers)
         finally:
+            passage.end(state.get("num_tokens", 0))
             logger.info(
                 "%s: %s %s status=%d tokens=%d ms=%.1f",
                 request_id,
                 scope["method"],
                 ascii(scope["path"])[1:-1],
-                status,
+                passage.status,
                 state.get("num_tokens", 0),
-                1000 * (time.monotonic() - started),
+                1000 * passage.seconds,
             )
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from peagle_trt.deploy.client import GrpcStream, HttpClient, read_metrics
+from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.deploy.ports import choose_ports
 from peagle_trt.deploy.repository import assemble_repository
 from peagle_trt.deploy.server import TritonServer
 
 PUBLICATION_SECONDS = 0.5
-"""Several times the period at which the model publishes."""
+"""More than twice the period at which the model publishes."""
 
 
 def _own_counters(metrics: dict[str, float]) -> dict[str, float]:
@@ -54,7 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def repository(tiny_build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return assemble_repository(tiny_build, tmp_path_factory.mktemp("served") / "repository").path
+    settings = HostSettings(log_requests=True)
+    return assemble_repository(tiny_build, tmp_path_factory.mktemp("served") / "repository", settings=settings).path
 
 
 @pytest.fixture(scope="session")

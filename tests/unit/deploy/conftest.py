@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from peagle_trt.metrics import Labels
 from peagle_trt.spec import (
     ARTIFACT_FORMAT,
     DrafterConfig,
@@ -102,3 +103,22 @@ def build_path(tmp_path: Path, manifest: EngineManifest) -> Path:
     )
     (path / "manifest.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, files=files)))
     return path
+
+
+class Published:
+    """Keeps what would go to the server."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str, Labels, float]] = []
+
+    def increment(self, name: str, labels: Labels, value: float) -> None:
+        self.sent.append(("increment", name, labels, value))
+
+    def set(self, name: str, labels: Labels, value: float) -> None:
+        self.sent.append(("set", name, labels, value))
+
+    def observe(self, name: str, labels: Labels, value: float) -> None:
+        self.sent.append(("observe", name, labels, value))
+
+    def of(self, name: str) -> list[float]:
+        return [value for _, sent_name, _, value in self.sent if sent_name == name]

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics, TokenLogProb
 from peagle_trt.decode.text import TextTokenizer
-from peagle_trt.deploy.hosting.counters import CounterName, ServingCounters
 from peagle_trt.deploy.hosting.engine_host import EngineHost
+from peagle_trt.deploy.hosting.serving_metrics import ServingMetrics
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo.outputs import shaped
 
-from .conftest import TEMPLATE, byte_tokenizer
+from .conftest import TEMPLATE, Published, byte_tokenizer
 
 FINAL = 1
 METRICS = RequestMetrics(
@@ -84,6 +84,9 @@ class Request:
     def timeout(self) -> int:
         return 0
 
+    def request_id(self) -> str:
+        return "mine"
+
     def inputs(self) -> list[Any]:
         class Input:
             def __init__(self, name: str, array: NDArray[np.generic]) -> None:
@@ -145,7 +148,7 @@ def driver() -> Driver:
 def host(driver: Driver, manifest: EngineManifest) -> Iterator[EngineHost]:
     settings = HostSettings(max_pending_requests=2, cancellation_check_period_ms=1)
     tokenizer = TextTokenizer(byte_tokenizer(), TEMPLATE)
-    host = EngineHost(driver, manifest, tokenizer, settings=settings, counters=ServingCounters(lambda: 0, {}))
+    host = EngineHost(driver, manifest, tokenizer, settings=settings, counters=ServingMetrics(None, Published()))
     yield host
     host.close()
 
@@ -166,10 +169,6 @@ def wait(sender: Sender) -> list[tuple[Response, int]]:
 
 def texts(sent: list[tuple[Response, int]]) -> list[str]:
     return [response.arrays["text_output"].item().decode() for response, _ in sent]
-
-
-def last_chunk(request_id: str) -> GenerationChunk:
-    return GenerationChunk(request_id=request_id, token_ids=(), text="", finish_reason="stop", metrics=METRICS)
 
 
 STREAM = {"stream": shaped([True], "BOOL")}
@@ -231,7 +230,7 @@ def test_a_request_that_does_not_name_k_gets_the_repositorys_default(
 ) -> None:
     settings = HostSettings(default_draft_tokens=default)
     tokenizer = TextTokenizer(byte_tokenizer(), TEMPLATE)
-    host = EngineHost(driver, manifest, tokenizer, settings=settings, counters=ServingCounters(lambda: 0, {}))
+    host = EngineHost(driver, manifest, tokenizer, settings=settings, counters=ServingMetrics(None, Published()))
     ask(host)
     host.close()
     assert driver.last.draft_tokens == asked
@@ -446,21 +445,15 @@ def test_errors_say_their_code_to_those_who_ask(host: EngineHost, driver: Driver
         assert str(wait(request.sender)[0][0].error).startswith(start)
 
 
-class Counter:
-    def __init__(self) -> None:
-        self.increments: list[float] = []
-
-    def increment(self, value: float) -> None:
-        self.increments.append(value)
-
-
-def test_counters_publish_what_was_added() -> None:
-    published: dict[CounterName, Counter] = {"peagle_engine_steps_total": Counter(), "peagle_requests_total": Counter()}
-    steps = iter([3, 3, 8])
-    counters = ServingCounters(lambda: next(steps), published)
-    counters.publish()
-    counters.count_answer(last_chunk("r"))
-    counters.publish()
-    counters.publish()
-    assert published["peagle_engine_steps_total"].increments == [3, 5]
-    assert published["peagle_requests_total"].increments == [1]
+def test_every_line_about_a_request_has_its_clients_name(
+    host: EngineHost, driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    ask(host, top_p=shaped([2.0], "FP32"))
+    sender = ask(host)
+    driver.emit("abc", finish_reason="length", metrics=METRICS)
+    wait(sender)
+    host.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(": ")[0] for line in lines] == ["r1:mine", "r2:mine"]
+    assert "length prompt=2 tokens=6" in lines[1]

@@ -12,7 +12,7 @@ from peagle_trt.errors import UsageError
 
 def test_a_repository_has_the_four_models_and_passes_its_own_check(build_path: Path, tmp_path: Path) -> None:
     repository = assemble_repository(build_path, tmp_path / "repo")
-    assert repository.model_names == ("ensemble", "peagle", "postprocessing", "preprocessing")
+    assert repository.model_names == ("ensemble", "peagle", "postprocessing", "preprocessing", "tensorrt_llm_bls")
     assert check_repository(repository.path) == []
 
 

@@ -14,9 +14,10 @@ from peagle_trt.decode.request import GenerationChunk, GenerationRequest
 from peagle_trt.decode.several import sequence_requests
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.deploy.hosting.answer import Answer, Part, Reply
-from peagle_trt.deploy.hosting.counters import ServingCounters
 from peagle_trt.deploy.hosting.generation import make_generation_request
+from peagle_trt.deploy.hosting.request_log import log_answer, request_name
 from peagle_trt.deploy.hosting.response_writer import ResponseWriter
+from peagle_trt.deploy.hosting.serving_metrics import ServingMetrics
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.errors import RequestError
 from peagle_trt.spec import EngineManifest
@@ -28,12 +29,14 @@ from peagle_trt_repo.inputs import (
     read_fields,
     refuse_unknown_parameters,
 )
+from peagle_trt_repo.members import STOP_PARAMETER, MemberSender, is_member_request, is_stoppable
 from peagle_trt_repo.python_backend import (
     InferenceRequest,
     ResponseSender,
     request_arrays,
     request_parameters,
     send_error,
+    send_final,
 )
 
 logger = logging.getLogger(__name__)
@@ -77,7 +80,7 @@ class EngineHost:
         tokenizer: TextTokenizer,
         *,
         settings: HostSettings,
-        counters: ServingCounters,
+        counters: ServingMetrics,
     ) -> None:
         self._driver = driver
         self._manifest = manifest
@@ -93,13 +96,22 @@ class EngineHost:
 
     def accept(self, request: InferenceRequest) -> None:
         """Takes one request; its answer, or the reason for none, goes to its sender."""
-        sender, parameters = request.get_response_sender(), request_parameters(request)
+        sender: ResponseSender = request.get_response_sender()
+        if is_member_request(request.request_id()):
+            sender = MemberSender(sender)
+        parameters = request_parameters(request)
+        name = request_name(next(self._request_numbers), request.request_id(), parameters)
+        if STOP_PARAMETER in parameters:
+            self._stop(str(parameters[STOP_PARAMETER]))
+            send_final(sender)
+            return
         names_codes = bool(parameters.get(ERROR_CODES))
         try:
             refuse_unknown_parameters(parameters)
             deadline = read_deadline(parameters, request.timeout())
-            self._submit(read_fields(request_arrays(request)), sender, deadline, names_codes)
+            self._submit(name, read_fields(request_arrays(request)), sender, deadline, names_codes)
         except (InvalidRequestError, RequestError) as error:
+            logger.info("%s: refused: %s", name, error)
             send_error(sender, "INVALID_ARG", str(error), names_code=names_codes)
 
     def close(self) -> None:
@@ -107,10 +119,23 @@ class EngineHost:
         self._driver.close()
         self._writer.close()
 
+    def _stop(self, client_name: str) -> None:
+        """Ends the request that another model gave this name; names that a client could guess are nobody's to stop."""
+        if not is_stoppable(client_name):
+            return
+        with self._lock:
+            names = [name for name in self._replies if f":{client_name}" in name]
+        for name in names:
+            self._driver.cancel(name)
+
     def _submit(
-        self, fields: RequestFields, sender: ResponseSender, deadline_seconds: float | None, names_codes: bool
+        self,
+        request_id: str,
+        fields: RequestFields,
+        sender: ResponseSender,
+        deadline_seconds: float | None,
+        names_codes: bool,
     ) -> None:
-        request_id = f"r{next(self._request_numbers)}"
         request = make_generation_request(
             request_id,
             fields,
@@ -141,6 +166,7 @@ class EngineHost:
             if not is_full:
                 self._replies |= dict.fromkeys([request.request_id for request in requests], reply)
         if is_full:
+            logger.warning("%s: refused: too many requests are pending", requests[0].request_id)
             message = f"{self._settings.max_pending_requests} requests are pending"
             send_error(reply.sender, "UNAVAILABLE", message, names_code=reply.names_error_codes)
             return
@@ -167,6 +193,7 @@ class EngineHost:
         with self._lock:
             self._replies.pop(chunk.request_id, None)
         self._counters.count_answer(chunk)
+        log_answer(chunk)
 
     def _check(self) -> None:
         """Looks for clients that left, and publishes the counters. Runs in the writer's thread, as `_finish` does."""

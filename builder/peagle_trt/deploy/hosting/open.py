@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.deploy.build_files import open_build_tokenizer
-from peagle_trt.deploy.hosting.counters import RegisteredCounters, ServingCounters
 from peagle_trt.deploy.hosting.engine_host import EngineHost
+from peagle_trt.deploy.hosting.registered import RegisteredFamilies
+from peagle_trt.deploy.hosting.request_log import write_log
+from peagle_trt.deploy.hosting.serving_metrics import LoopReading, ServingMetrics
 from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, read_settings, version_path
 
 
@@ -22,11 +24,14 @@ def open_engine_host(args: Mapping[str, str]) -> EngineHost:
     from peagle_trt.decode.session import open_build
 
     settings = read_settings(args)
+    write_log(logs_requests=settings.log_requests)
     loaded = open_build(version_path(args) / BUILD_FOLDER, num_threads=settings.num_threads or None)
     loaded.engine.preload()
     loop = DecodeLoop(loaded.engine, loaded.tokenizer, reuses_prefixes=settings.reuse_prefixes)
-    counters = ServingCounters(lambda: loop.statistics.num_steps, RegisteredCounters(args["model_name"]))
-    return EngineHost(EngineThread(loop), loaded.manifest, loaded.tokenizer, settings=settings, counters=counters)
+    driver = EngineThread(loop)
+    registered = RegisteredFamilies(args["model_name"], args["model_version"])
+    counters = ServingMetrics(lambda: LoopReading(loop.statistics, driver.load), registered)
+    return EngineHost(driver, loaded.manifest, loaded.tokenizer, settings=settings, counters=counters)
 
 
 def open_tokenizer(args: Mapping[str, str]) -> TextTokenizer:

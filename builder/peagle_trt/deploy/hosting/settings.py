@@ -25,6 +25,7 @@ class HostSettings:
         reuse_prefixes: Start a prompt from what an earlier request left of it in a slot, as a chat's next turn does.
         default_draft_tokens: K of a request that does not say: "build" for the build's K, "auto" for what is
             fastest at each step.
+        log_requests: A line in the server's log for every answer.
     """
 
     exclude_input_in_output: bool = True
@@ -33,6 +34,7 @@ class HostSettings:
     num_threads: int = 0
     default_draft_tokens: str = "build"
     reuse_prefixes: bool = False
+    log_requests: bool = False
 
 
 def write_parameters(settings: HostSettings) -> dict[str, str]:
@@ -44,6 +46,7 @@ def write_parameters(settings: HostSettings) -> dict[str, str]:
         "num_threads": str(settings.num_threads),
         "reuse_prefixes": "true" if settings.reuse_prefixes else "false",
         "default_draft_tokens": settings.default_draft_tokens,
+        "log_requests": "true" if settings.log_requests else "false",
     }
 
 
@@ -65,6 +68,7 @@ def read_settings(args: Mapping[str, str]) -> HostSettings:
         num_threads=_integer(texts, "num_threads", defaults.num_threads, 0),
         reuse_prefixes=_boolean(texts, "reuse_prefixes", defaults.reuse_prefixes),
         default_draft_tokens=_word(texts, "default_draft_tokens", defaults.default_draft_tokens, ("build", "auto")),
+        log_requests=_boolean(texts, "log_requests", defaults.log_requests),
     )
 
 
