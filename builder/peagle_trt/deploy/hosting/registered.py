@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from peagle_trt.deploy.hosting.families import FAMILIES
+from peagle_trt.errors import MachineError
 from peagle_trt.metrics.families import Family, Labels
 
 
@@ -15,6 +16,9 @@ class RegisteredFamilies:
         model_name: Value of the label `model`.
         model_version: Value of the label `version`.
 
+    Raises:
+        MachineError: The server is too old.
+
     Source: Triton's python backend, "custom metrics"; histograms came with 24.10.
     """
 
@@ -22,9 +26,13 @@ class RegisteredFamilies:
         import triton_python_backend_utils as pb_utils
 
         self._shared = {"model": model_name, "version": model_version}
-        kinds = {"counter": pb_utils.MetricFamily.COUNTER, "gauge": pb_utils.MetricFamily.GAUGE}
-        if any(family.kind == "histogram" for family in FAMILIES):
-            kinds["histogram"] = pb_utils.MetricFamily.HISTOGRAM
+        if not hasattr(pb_utils.MetricFamily, "HISTOGRAM"):
+            raise MachineError("this server's python backend has no histograms", hint="use container 24.10 or newer")
+        kinds = {
+            "counter": pb_utils.MetricFamily.COUNTER,
+            "gauge": pb_utils.MetricFamily.GAUGE,
+            "histogram": pb_utils.MetricFamily.HISTOGRAM,
+        }
         self._declared = {family.name: family for family in FAMILIES}
         # A family must outlive its metrics, so both are kept.
         self._families = {
