@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText, TrainingSequence
     from peagle_trt.train.head import HeadRows
 
 
@@ -40,7 +40,7 @@ class Batch:
     target_normed_UH: Tensor
 
 
-def supervised_slots(sequence: TrainingSequence) -> NDArray[np.bool_]:
+def supervised_slots(sequence: AnswerText) -> NDArray[np.bool_]:
     """Slots that a drafter can meet at inference: those from the first generated token on, [L] bool.
 
     Slot i carries token i+1 and predicts token i+2; the last slot has no target.
@@ -50,7 +50,7 @@ def supervised_slots(sequence: TrainingSequence) -> NDArray[np.bool_]:
     return supervised
 
 
-def supervised_rows(sequence: TrainingSequence, plan: RowPlan) -> NDArray[np.bool_]:
+def supervised_rows(sequence: AnswerText, plan: RowPlan) -> NDArray[np.bool_]:
     """Rows of a plan that have a loss, [R] bool; those that reach beyond the text have none."""
     slots = supervised_slots(sequence)
     held = np.minimum(plan.positions, len(slots) - 1)
@@ -59,7 +59,7 @@ def supervised_rows(sequence: TrainingSequence, plan: RowPlan) -> NDArray[np.boo
 
 
 def sample_plans(
-    sequences: Sequence[TrainingSequence], settings: DropSettings, generator: np.random.Generator
+    sequences: Sequence[AnswerText], settings: DropSettings, generator: np.random.Generator
 ) -> list[RowPlan]:
     """Freshly drawn mask slots for the sequences of one step."""
     return [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from peagle_trt.train.acceptance import FrozenTables
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText, TrainingSequence
     from peagle_trt.train.head import PeagleHead
     from peagle_trt.train.row_attention import KeysValues
 
@@ -131,7 +131,7 @@ def accumulate_gradients(
     return sums
 
 
-def step_weight(sequences: Sequence[TrainingSequence], plans: Sequence[RowPlan], depth_decay: float) -> float:
+def step_weight(sequences: Sequence[AnswerText], plans: Sequence[RowPlan], depth_decay: float) -> float:
     """Summed weight of all supervised rows of a step."""
     return sum(
         float((depth_decay ** plan.depths[supervised_rows(sequence, plan)].astype(np.float64)).sum())

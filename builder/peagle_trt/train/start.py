@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from peagle_trt.spec import TargetConfig
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText, TrainingSequence
 
 
 def drafter_config(
@@ -55,18 +56,21 @@ def drafter_config(
     )
 
 
-def auxiliary_scale(sequences: Sequence[TrainingSequence], *, num_sequences: int = 64) -> Tensor:
+def auxiliary_scale(sequences: Iterable[TrainingSequence], *, num_sequences: int = 64) -> Tensor:
     """Root mean square of each auxiliary column over some sequences, without their first token.
 
     The first token of a sequence carries activations hundreds of times larger than the others'.
     """
-    import torch
+    num_rows, squares = 0, []
+    for sequence in itertools.islice(sequences, num_sequences):
+        rows = sequence.auxiliary_NA[1:].double()
+        squares.append(rows.square().sum(dim=0))
+        num_rows += len(rows)
+    mean: Tensor = sum(squares[1:], squares[0]) / num_rows
+    return mean.sqrt().clamp(min=1e-4).float()
 
-    rows = torch.cat([sequence.auxiliary_NA[1:].float() for sequence in sequences[:num_sequences]])
-    return rows.square().mean(dim=0).sqrt().clamp(min=1e-4)
 
-
-def count_tokens(sequences: Sequence[TrainingSequence], vocab_size: int) -> NDArray[np.int64]:
+def count_tokens(sequences: Sequence[AnswerText], vocab_size: int) -> NDArray[np.int64]:
     """Occurrences of each token among the generated ones, [V]."""
     generated = [sequence.token_ids[sequence.prompt_length :].numpy() for sequence in sequences]
     return np.bincount(np.concatenate(generated), minlength=vocab_size).astype(np.int64)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from peagle_trt.train.acceptance import FrozenTables
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText, TrainingSequence
     from peagle_trt.train.head import HeadRows, PeagleHead
 
 
@@ -85,7 +85,7 @@ def unroll(
         yield UnrolledPass(depth=depth, anchors=anchors, stream_MH=hidden_MH)
 
 
-def unrolled_plan(sequence: TrainingSequence, num_depths: int) -> RowPlan:
+def unrolled_plan(sequence: AnswerText, num_depths: int) -> RowPlan:
     """The rows of all rollouts of a sequence that have a loss, in the order of `RowPlan`, and its context slots."""
     num_slots = len(sequence.token_ids) - 2
     starts = np.flatnonzero(supervised_slots(sequence))
