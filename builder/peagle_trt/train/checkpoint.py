@@ -98,7 +98,6 @@ def _refuse_extras(folder: Path, config: DrafterConfig) -> None:
         "biases": config.has_attention_bias or config.has_output_bias or config.has_mlp_bias,
         "norms of queries and keys": config.has_qk_norm,
         "sliding windows": any(config.attention_windows),
-        "scaled rotary embedding": config.rope.scaling != "none",
         "own embeddings or lm_head": config.has_own_embeddings or config.has_own_lm_head,
     }
     for name, is_present in extras.items():

@@ -18,7 +18,7 @@ from peagle_trt.train.prompting import ChatFormat, invented_question, invitation
 from peagle_trt.train.states import Features
 
 if TYPE_CHECKING:
-    from peagle_trt.train.llama import LlamaTarget
+    from peagle_trt.train.target import TorchTarget
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class CollectionPlan:
 
 
 def invent_questions(
-    target: LlamaTarget, chat: ChatFormat, *, count: int, num_slots: int, seed: int, openings: Sequence[str] = ("",)
+    target: TorchTarget, chat: ChatFormat, *, count: int, num_slots: int, seed: int, openings: Sequence[str] = ("",)
 ) -> list[Question]:
     """Sample user turns from the target at temperature 1.0 and nucleus 0.95; those that make no sense are left out.
 
@@ -70,7 +70,7 @@ def invent_questions(
 
 
 def collect_features(
-    target: LlamaTarget, chat: ChatFormat, questions: Sequence[Question], *, folder: Path, plan: CollectionPlan
+    target: TorchTarget, chat: ChatFormat, questions: Sequence[Question], *, folder: Path, plan: CollectionPlan
 ) -> int:
     """Answer this worker's share of the questions greedily and store the answers; a second call continues.
 

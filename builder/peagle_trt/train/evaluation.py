@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from peagle_trt.train.acceptance import FrozenTables
     from peagle_trt.train.head import HeadRows, PeagleHead
-    from peagle_trt.train.llama import LlamaTarget
+    from peagle_trt.train.target import TorchTarget
 
 MAX_SLOTS = 8
 
@@ -33,7 +33,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        target: LlamaTarget,
+        target: TorchTarget,
         head: PeagleHead,
         tables: FrozenTables,
         *,

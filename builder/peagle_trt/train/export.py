@@ -15,8 +15,8 @@ from peagle_trt.train.states import complete_each
 
 if TYPE_CHECKING:
     from peagle_trt.train.features import AnswerText
-    from peagle_trt.train.llama import LlamaTarget
     from peagle_trt.train.states import StateSource
+    from peagle_trt.train.target import TorchTarget
     from peagle_trt.train.trainer import Trainer
 
 # Held-out prompts that the decode loop answers at every evaluation, at most.
@@ -39,7 +39,7 @@ class HeadExport:
     """
 
     folder: Path
-    target: LlamaTarget
+    target: TorchTarget
     tables: FrozenTables
     held_out: Sequence[AnswerText]
     states: StateSource

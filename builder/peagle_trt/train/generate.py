@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from peagle_trt.train.llama import LlamaTarget
+    from peagle_trt.train.target import TorchTarget
 
 # Chooses the next token of every row from lm_head's input: [R, H] float32 to [R] int64.
 Chooser = Callable[["Tensor"], "Tensor"]
@@ -62,7 +62,7 @@ class Answer:
 
 
 def answer_prompts(
-    target: LlamaTarget,
+    target: TorchTarget,
     prompts: Iterator[Prompt],
     *,
     choose: Chooser,
@@ -115,7 +115,7 @@ class _Flight:
     """The sequences being answered, one a slot, and the hidden states gathered so far."""
 
     def __init__(
-        self, target: LlamaTarget, num_slots: int, capacity: int, choose: Chooser, widths: tuple[int, int]
+        self, target: TorchTarget, num_slots: int, capacity: int, choose: Chooser, widths: tuple[int, int]
     ) -> None:
         import torch
 
@@ -193,7 +193,7 @@ class _Flight:
         )
 
 
-def nucleus_chooser(target: LlamaTarget, temperature: float, top_p: float, seed: int) -> Chooser:
+def nucleus_chooser(target: TorchTarget, temperature: float, top_p: float, seed: int) -> Chooser:
     """A next-token rule that samples from the smallest set of tokens holding `top_p` of the probability."""
     import torch
 

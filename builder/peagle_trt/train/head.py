@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from peagle_trt.train.llama import rms_norm, rotary_tables, rotate
+from peagle_trt.train.rotary import rms_norm, rotary_tables, rotate
 from peagle_trt.train.row_attention import KeysValues, MaskTables, SequenceRows, attend_rows, make_mask_tables
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PeagleHead(nn.Module):
         """Random weights.
 
         Args:
-            config: Sizes; optional norms, biases and scaled rotary embeddings are not known here.
+            config: Sizes; optional norms and biases are not known here.
             auxiliary_scale_A: Typical magnitude of each auxiliary column, [A], positive.
             compute_dtype: Type of the linear layers; norms and residuals stay float32.
         """
@@ -82,7 +82,7 @@ class PeagleHead(nn.Module):
         self.hidden_norm = nn.Parameter(torch.ones(config.hidden_size))
         self.layers = nn.ModuleList(HeadLayer(config, is_first=index == 0) for index in range(config.num_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
-        cosines, sines = rotary_tables(config.head_dim, config.rope.theta, config.max_positions)
+        cosines, sines = rotary_tables(config.rope, config.head_dim, config.max_positions)
         self.register_buffer("_cosines", cosines, persistent=False)
         self.register_buffer("_sines", sines, persistent=False)
         tables = make_mask_tables(config.max_positions)

@@ -18,7 +18,6 @@ from peagle_trt.train.curves import draw_curves
 from peagle_trt.train.export import HeadExport
 from peagle_trt.train.features import AnswerText, read_all_sequences, read_all_texts, refuse_bare_answers, verify_shards
 from peagle_trt.train.fitting import MemoryRequest, fit_partition
-from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.prompting import ChatFormat, make_prompts, read_chat_format
 from peagle_trt.train.question_files import read_question_file
 from peagle_trt.train.settings import TrainingSettings
@@ -33,6 +32,7 @@ from peagle_trt.train.states import (
     most_stored_tokens,
     token_bytes,
 )
+from peagle_trt.train.target import TorchTarget, read_torch_target
 from peagle_trt.train.trainer import Trainer, Watchers
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
 from peagle_trt.train.warm_start import WarmStart, check_warm_request, read_warm_start, warm_config, warm_head
@@ -160,7 +160,7 @@ def _train(
         check_sequential(request.memory, request.mask_token_id)
     warm = None if request.start_path is None else _read_start(request, request.start_path)
     auxiliary_layers = request.auxiliary_layers if warm is None else warm.config.aux_layer_ids
-    target = read_llama(request.target_path, getattr(torch, request.compute_dtype), auxiliary_layers)
+    target = read_torch_target(request.target_path, getattr(torch, request.compute_dtype), auxiliary_layers)
     if request.mask_token_id is not None:
         check_mask_token(request.mask_token_id, (), target.config.vocab_size)
     chat = read_chat_format(request.target_path, target.config.eos_token_ids[0])
@@ -210,7 +210,7 @@ def _train(
 
 
 def new_trainer(
-    target: LlamaTarget,
+    target: TorchTarget,
     sequences: Sequence[AnswerText],
     settings: TrainingSettings,
     folder: Path,
@@ -247,13 +247,13 @@ def new_trainer(
             num_depths=num_depths,
         )
         head = seeded_head(config, scale_A, compute_dtype, settings.seed)
-        copy_last_layers(head, target.weights, target.config.num_layers)
+        copy_last_layers(head, target.weights, target.config)
     trainer = Trainer(head, tables, sequences, settings, folder, read_more, states=states, workers=workers, facts=facts)
     return trainer, tables
 
 
 def _collect(
-    request: TrainingRequest, target: LlamaTarget, chat: ChatFormat, workers: Workers, report: Report
+    request: TrainingRequest, target: TorchTarget, chat: ChatFormat, workers: Workers, report: Report
 ) -> Sequence[AnswerText]:
     """The target's answers, from disk where an earlier run stored them."""
     questions = read_question_file(request.questions_path)
@@ -285,7 +285,7 @@ def _collect(
 
 
 def _report_sizes(
-    request: TrainingRequest, target: LlamaTarget, chat: ChatFormat, questions: Sequence[Question], report: Report
+    request: TrainingRequest, target: TorchTarget, chat: ChatFormat, questions: Sequence[Question], report: Report
 ) -> None:
     limits = {"max_prompt_tokens": request.max_prompt_tokens, "max_new_tokens": request.max_new_tokens}
     num_tokens = most_stored_tokens(list(make_prompts(questions, chat, **limits)))
@@ -311,7 +311,7 @@ def _read_start(request: TrainingRequest, path: Path) -> WarmStart:
 
 def _start(
     request: TrainingRequest,
-    target: LlamaTarget,
+    target: TorchTarget,
     chat: ChatFormat,
     sequences: Sequence[AnswerText],
     states: StateSource,

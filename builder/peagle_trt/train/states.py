@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from peagle_trt.train.generate import Prompt
-    from peagle_trt.train.llama import LlamaTarget, TargetOutput
+    from peagle_trt.train.target import TargetOutput, TorchTarget
 
 Features = Literal["cached", "computed"]
 FEATURES: dict[Features, str] = {
@@ -24,7 +24,7 @@ FEATURES: dict[Features, str] = {
 # A pass of the target holds the keys and values of this many tokens in all layers, or those of its longest text.
 PASS_TOKENS = 2048
 # Tokens of a pass that run at once: their masks are this wide, and a text's length long.
-PASS_ROWS = 512
+PASS_ROWS = 256
 TOKEN_BYTES, STATE_BYTES = 4, 2
 
 
@@ -48,7 +48,7 @@ class StoredStates:
 class ComputedStates:
     """Hidden states from the target, float32; those of the texts that are asked for are all that is in memory."""
 
-    def __init__(self, target: LlamaTarget, *, pass_tokens: int = PASS_TOKENS, pass_rows: int = PASS_ROWS) -> None:
+    def __init__(self, target: TorchTarget, *, pass_tokens: int = PASS_TOKENS, pass_rows: int = PASS_ROWS) -> None:
         """Remember the target.
 
         Args:

@@ -22,13 +22,13 @@ from peagle_trt.train.features import (
     read_index,
 )
 from peagle_trt.train.generate import Answer, Prompt, answer_prompts
-from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.run import TrainingRequest, train_head
 from peagle_trt.train.run_state import STATE_NAME, read_metrics
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale
 from peagle_trt.train.states import ComputedStates, complete_each, most_stored_tokens, token_bytes
+from peagle_trt.train.target import TorchTarget, read_torch_target
 
 AUXILIARY = (1, 2, 3)
 # Ten bits of a float16, over states of magnitude ten and sums in another order.
@@ -41,12 +41,12 @@ def tiny() -> Path:
 
 
 @pytest.fixture(scope="module")
-def target(tiny: Path) -> LlamaTarget:
-    return read_llama(tiny, torch.float32, AUXILIARY)
+def target(tiny: Path) -> TorchTarget:
+    return read_torch_target(tiny, torch.float32, AUXILIARY)
 
 
 @pytest.fixture(scope="module")
-def answers(target: LlamaTarget) -> list[Answer]:
+def answers(target: TorchTarget) -> list[Answer]:
     generator = np.random.default_rng(5)
     prompts = [
         Prompt(
@@ -67,7 +67,7 @@ def text_of(answer: Answer) -> AnswerText:
 
 @pytest.mark.parametrize(("pass_tokens", "pass_rows"), [(1, 512), (60, 512), (2048, 512), (2048, 7), (40, 1)])
 def test_states_are_those_of_the_answers_in_any_pass(
-    target: LlamaTarget, answers: list[Answer], pass_tokens: int, pass_rows: int
+    target: TorchTarget, answers: list[Answer], pass_tokens: int, pass_rows: int
 ) -> None:
     states = ComputedStates(target, pass_tokens=pass_tokens, pass_rows=pass_rows)
     for answer, found in zip(answers, states.complete([text_of(answer) for answer in answers]), strict=True):
@@ -76,7 +76,7 @@ def test_states_are_those_of_the_answers_in_any_pass(
         torch.testing.assert_close(found.normed_NH, answer.normed_NH.float(), **TOLERANCE)
 
 
-def test_passes_keep_to_their_limit_and_miss_nothing(target: LlamaTarget) -> None:
+def test_passes_keep_to_their_limit_and_miss_nothing(target: TorchTarget) -> None:
     lengths = [9, 3, 30, 30, 4, 1, 12]
     passes = list(ComputedStates(target, pass_tokens=60)._passes(lengths))
     assert sorted(place for places in passes for place in places) == list(range(7))
@@ -167,7 +167,7 @@ def test_a_resumed_training_on_computed_states_is_the_unbroken_one(tiny: Path, t
         train_head(replace(broken, features="cached", is_resumed=True), report=lambda line: None)
 
 
-def test_one_text_at_a_time_is_complete(target: LlamaTarget, answers: list[Answer]) -> None:
+def test_one_text_at_a_time_is_complete(target: TorchTarget, answers: list[Answer]) -> None:
     found = complete_each(ComputedStates(target), [text_of(answer) for answer in answers[:2]])
     assert [len(sequence.normed_NH) for sequence in found] == [len(a.token_ids) - 1 for a in answers[:2]]
 
