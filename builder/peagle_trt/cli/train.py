@@ -155,9 +155,14 @@ USUAL_DECAY: dict[Method, float] = {"p-eagle": 1.0, "eagle3": 0.8}
 @click.option(
     "--compute-dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
+    help="Type of matrix products; bfloat16 on a GPU, float32 elsewhere by default. Weights stay float32.",
+)
+@click.option(
+    "--device",
+    metavar="auto|cpu|cuda[:N]",
+    default="auto",
     show_default=True,
-    help="Type of matrix products; bfloat16 is faster on processors that have it.",
+    help="Where target and head run; auto takes a GPU where torch sees one.",
 )
 @click.option(
     "--seed",
@@ -200,7 +205,8 @@ def command(
     patience: int | None,
     draft_tokens: int,
     features: Features,
-    compute_dtype: str,
+    compute_dtype: str | None,
+    device: str,
     seed: int,
     is_resumed: bool,
 ) -> None:
@@ -227,6 +233,7 @@ def command(
         draft_tokens=draft_tokens,
         features=features,
         compute_dtype=compute_dtype,
+        device=device,
         is_resumed=is_resumed,
         memory=MemoryRequest(
             method=partition,

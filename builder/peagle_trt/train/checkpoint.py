@@ -49,7 +49,7 @@ def write_head(
     from peagle_trt.train.vocabulary import draft_offsets
     from peagle_trt.writers.vllm import config_document
 
-    tensors = {_dialect_name(name): value.to(torch.bfloat16).contiguous() for name, value in state.items()}
+    tensors = {_dialect_name(name): value.to("cpu", torch.bfloat16).contiguous() for name, value in state.items()}
     if head.config.is_parallel:
         tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
     if len(draft_to_target) != target.vocab_size:

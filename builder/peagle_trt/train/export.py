@@ -85,12 +85,13 @@ class HeadExport:
         )
 
     def _write(self, folder: Path, trainer: Trainer) -> None:
-        vocabulary = self.tables.draft_to_target_D.numpy()
+        vocabulary = self.tables.draft_to_target_D.cpu().numpy()
         write_head(folder, trainer.head, vocabulary, self.target.config, trainer.averaged_state())
 
     def _read(self, folder: Path) -> tuple[Any, FrozenTables]:
         import torch
 
-        head, draft_to_target = read_head(folder, torch.float32)
         target = self.target
+        head, draft_to_target = read_head(folder, torch.float32)
+        head.to(target.device)
         return head, freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)

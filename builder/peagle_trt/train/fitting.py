@@ -85,7 +85,7 @@ def fit_partition(
     costs = segment_costs(head, tables, plan, row_bytes)
     _report_costs(costs, plan, report)
     partition = _partition(request, costs, plan)
-    peak = measure_peak(lambda: _probe(head, tables, longest, plan, settings, partition))
+    peak = measure_peak(lambda: _probe(head, tables, longest, plan, settings, partition), head.device)
     for parameter in head.parameters():
         parameter.grad = None
     limit = partition.max_rows or len(plan.depths)

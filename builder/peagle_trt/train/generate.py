@@ -146,7 +146,7 @@ class _Flight:
         slots = torch.arange(len(self._prompts))
         output = self._target.run(self._last_tokens_B[:, None], self._lengths_B, self._cache)
         self._keep(slots, self._lengths_B, output.auxiliary_BTA[:, 0], output.normed_BTH[:, 0])
-        self._last_tokens_B = self._choose(output.normed_BTH[:, 0])
+        self._last_tokens_B = self._choose(output.normed_BTH[:, 0]).cpu()
         for slot, token in enumerate(self._last_tokens_B.tolist()):
             if self._prompts[slot] is not None:
                 self._tokens[slot].append(token)
@@ -159,14 +159,14 @@ class _Flight:
         token_ids = torch.tensor([prompt.token_ids])
         output = self._target.run(token_ids, torch.zeros(1, dtype=torch.int64), self._cache.slot(slot))
         self._keep(slot, slice(token_ids.shape[1]), output.auxiliary_BTA[0], output.normed_BTH[0])
-        self._last_tokens_B[slot] = self._choose(output.normed_BTH[0, -1:])[0]
+        self._last_tokens_B[slot] = self._choose(output.normed_BTH[0, -1:]).cpu()[0]
         self._lengths_B[slot] = token_ids.shape[1]
         self._prompts[slot] = prompt
         self._tokens[slot] = [*prompt.token_ids, int(self._last_tokens_B[slot])]
 
     def _keep(self, slots: Tensor | int, places: Tensor | slice, auxiliary_RA: Tensor, normed_RH: Tensor) -> None:
         for kept, rows in ((self._auxiliary_BCA, auxiliary_RA), (self._normed_BCH, normed_RH)):
-            kept[slots, places] = rows[:, : kept.shape[-1]].half()
+            kept[slots, places] = rows[:, : kept.shape[-1]].half().cpu()
 
     def _release_finished(self) -> list[Answer]:
         return [self._release(slot) for slot in range(len(self._prompts)) if self._is_finished(slot)]
@@ -202,7 +202,7 @@ def nucleus_chooser(target: TorchTarget, temperature: float, top_p: float, seed:
     def choose(normed_RH: Tensor) -> Tensor:
         probabilities = (target.logits(normed_RH) / temperature).softmax(dim=-1)
         # The nucleus of a language model is far smaller than this; sorting the whole vocabulary is not needed.
-        best, tokens = probabilities.topk(1024, dim=-1)
+        best, tokens = (part.cpu() for part in probabilities.topk(1024, dim=-1))
         best = best.masked_fill(best.cumsum(dim=-1) - best > top_p, 0.0)
         picked = torch.multinomial(best, 1, generator=generator)
         return tokens.gather(1, picked)[:, 0]

@@ -89,6 +89,11 @@ class PeagleHead(nn.Module):
         self.register_buffer("_context_table", tables.context, persistent=False)
         self.register_buffer("_rollout_table", tables.rollouts, persistent=False)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.norm.device
+
     def forward(
         self,
         rows: HeadRows,

@@ -18,6 +18,7 @@ from peagle_trt.train.curves import draw_curves
 from peagle_trt.train.export import HeadExport
 from peagle_trt.train.features import AnswerText, read_all_sequences, read_all_texts, refuse_bare_answers, verify_shards
 from peagle_trt.train.fitting import MemoryRequest, fit_partition
+from peagle_trt.train.placement import choose_device, usual_compute_dtype
 from peagle_trt.train.prompting import ChatFormat, make_prompts, read_chat_format
 from peagle_trt.train.question_files import read_question_file
 from peagle_trt.train.settings import TrainingSettings
@@ -73,7 +74,8 @@ class TrainingRequest:
         max_new_tokens: Longest answer to train on.
         draft_tokens: K to measure with.
         features: Whether hidden states are stored with the answers or computed for every step, one of `FEATURES`.
-        compute_dtype: `float32`, or `bfloat16` where the processor has it.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        compute_dtype: `float32`, or `bfloat16` where the processor has it; None is `usual_compute_dtype`.
         is_resumed: Continue from the last state.
         memory: How steps are cut.
         settings: The loop's settings; their `partition` is replaced by what `memory` asks for.
@@ -92,7 +94,8 @@ class TrainingRequest:
     max_new_tokens: int = 224
     draft_tokens: int = 5
     features: Features = "cached"
-    compute_dtype: str = "float32"
+    device: str = "auto"
+    compute_dtype: str | None = None
     is_resumed: bool = False
     memory: MemoryRequest = field(default_factory=MemoryRequest)
     settings: TrainingSettings
@@ -156,11 +159,14 @@ def _train(
     work = request.output_path / "work"
     _check_state(work / "run/state.pt", is_resumed=request.is_resumed)
     request.memory.check()
+    device = choose_device(request.device, workers.rank)
+    report(f"training on `{device}`")
     if request.method == "eagle3":
         check_sequential(request.memory, request.mask_token_id)
     warm = None if request.start_path is None else _read_start(request, request.start_path)
     auxiliary_layers = request.auxiliary_layers if warm is None else warm.config.aux_layer_ids
-    target = read_torch_target(request.target_path, getattr(torch, request.compute_dtype), auxiliary_layers)
+    compute_dtype = getattr(torch, request.compute_dtype or usual_compute_dtype(device))
+    target = read_torch_target(request.target_path, compute_dtype, auxiliary_layers, device=device)
     if request.mask_token_id is not None:
         check_mask_token(request.mask_token_id, (), target.config.vocab_size)
     chat = read_chat_format(request.target_path, target.config.eos_token_ids[0])
@@ -248,6 +254,7 @@ def new_trainer(
         )
         head = seeded_head(config, scale_A, compute_dtype, settings.seed)
         copy_last_layers(head, target.weights, target.config)
+    head = head.to(target.device)
     trainer = Trainer(head, tables, sequences, settings, folder, read_more, states=states, workers=workers, facts=facts)
     return trainer, tables
 
@@ -353,7 +360,7 @@ def _start(
             "auxiliary layers": target.auxiliary_layers,
             "draft vocabulary": len(vocabulary),
             "mask token": mask_token_id,
-            "type of products": request.compute_dtype,
+            "type of products": str(target.compute_dtype).removeprefix("torch."),
             "features": request.features,
             "number of answers": len(sequences),
             "questions (sha256)": sha256_of(request.questions_path),

@@ -72,7 +72,7 @@ def auxiliary_scale(sequences: Iterable[TrainingSequence], *, num_sequences: int
         squares.append(rows.square().sum(dim=0))
         num_rows += len(rows)
     mean: Tensor = sum(squares[1:], squares[0]) / num_rows
-    return mean.sqrt().clamp(min=1e-4).float()
+    return mean.sqrt().clamp(min=1e-4).float().cpu()
 
 
 def count_tokens(sequences: Sequence[AnswerText], vocab_size: int) -> NDArray[np.int64]:

@@ -86,8 +86,8 @@ class TorchTarget:
         """Append T tokens to every sequence of the cache.
 
         Args:
-            token_ids_BT: New tokens, [B, T] int64.
-            starts_B: Tokens each sequence already has, [B] int64.
+            token_ids_BT: New tokens, [B, T] int64, wherever they are.
+            starts_B: Tokens each sequence already has, [B] int64, likewise.
             cache: Written at `starts_B .. starts_B + T - 1`.
 
         Returns:
@@ -95,8 +95,8 @@ class TorchTarget:
         """
         import torch
 
-        config = self.config
-        positions_BT = starts_B[:, None] + torch.arange(token_ids_BT.shape[1], device=self.device)
+        config, token_ids_BT = self.config, token_ids_BT.to(self.device)
+        positions_BT = starts_B.to(self.device)[:, None] + torch.arange(token_ids_BT.shape[1], device=self.device)
         new = NewTokens(
             positions_BT=positions_BT,
             rotation=(self._cosines[positions_BT][:, :, None], self._sines[positions_BT][:, :, None]),

@@ -117,7 +117,7 @@ class PackedStack:
         """One of them, [rows, columns]."""
         import torch
 
-        positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=self.codes.device)
+        positive = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]).to(self.codes.device)
         table = torch.cat([positive, -positive])
         codes = self.codes[expert]
         values = table[torch.stack([codes & 15, codes >> 4], dim=-1).int()].flatten(-2)

@@ -174,7 +174,7 @@ class Trainer:
         check_facts(state, self._facts)
         self.head.load_state_dict(state["head"])
         self._optimizer.restore(state["optimizer"])
-        self._average = state["average"]
+        self._average = {name: value.to(self.head.device) for name, value in state["average"].items()}
         self._step, self._epoch, self._step_in_epoch = state["step"], state["epoch"], state["step_in_epoch"]
         self._num_sequences = state["num_sequences"]
         self._best, self._best_step, self._num_worse = state["best"]
