@@ -186,12 +186,16 @@ class PeagleHead(nn.Module):
 
     def _enter(self, rows: HeadRows, embeddings_VH: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor | None]:
         """Layer 0's hidden input, the rotation of the rows, their embeddings."""
-        scaled_RA = rows.auxiliary_RA / self.auxiliary_scale_A
-        if self.mask_hidden_A is not None:
-            scaled_RA = torch.where(rows.is_mask_R[:, None], self.mask_hidden_A, scaled_RA)
-        hidden_RH = linear(scaled_RA, self.fc, self.compute_dtype)
+        hidden_RH = linear(self.scaled_states(rows), self.fc, self.compute_dtype)
         rotation = (self._cosines[rows.positions_R][:, None], self._sines[rows.positions_R][:, None])
         return hidden_RH, rotation, embeddings_VH[rows.token_ids_R]
+
+    def scaled_states(self, rows: HeadRows) -> Tensor:
+        """What `fc` reads, [R, A]: the target's states in their columns' scale, `mask_hidden` on mask rows."""
+        scaled_RA = rows.auxiliary_RA / self.auxiliary_scale_A
+        if self.mask_hidden_A is None:
+            return scaled_RA
+        return torch.where(rows.is_mask_R[:, None], self.mask_hidden_A, scaled_RA)
 
     def _attention(self, rows: HeadRows, prefix: KeysValues | None, written: list[KeysValues] | None) -> Attend:
         tables = MaskTables(context=self._context_table, rollouts=self._rollout_table)
