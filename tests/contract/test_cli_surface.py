@@ -130,6 +130,8 @@ PROMISED = {
         "--evaluate-every",
         "--patience",
         "--resume",
+        "--features",
+        "--device",
     },
 }
 
