@@ -37,7 +37,6 @@ from peagle_trt.train.corpus import (
     read_word_problems,
 )
 from peagle_trt.train.features import TrainingSequence, read_all_sequences
-from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import read_chat_format
 from peagle_trt.train.question_templates import OPENINGS
@@ -45,6 +44,7 @@ from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import count_tokens
+from peagle_trt.train.target import TorchTarget, read_torch_target
 from peagle_trt.train.trainer import Trainer
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
 
@@ -115,7 +115,7 @@ def mix_questions(data: Path, invented: list[Question], seed: int) -> list[Quest
 
 def answer_benchmarks(folder: Path, data: Path, work: Path) -> None:
     """Store what acceptance is measured on: 20 questions a set, at most 128 new tokens, greedy, float32."""
-    target = read_llama(folder, torch.float32)
+    target = read_torch_target(folder, torch.float32)
     chat = read_chat_format(folder, target.config.eos_token_ids[0])
     plan = CollectionPlan(num_slots=20, max_prompt_tokens=1024, max_new_tokens=128)
     for name in BENCHMARKS:
@@ -125,7 +125,7 @@ def answer_benchmarks(folder: Path, data: Path, work: Path) -> None:
 
 
 def evaluate_head(
-    head_folder: Path, target: LlamaTarget, answers: dict[str, list[TrainingSequence]]
+    head_folder: Path, target: TorchTarget, answers: dict[str, list[TrainingSequence]]
 ) -> dict[str, float]:
     """Acceptance length at K=5 of a written head, for each benchmark."""
     head, draft_to_target = read_head(head_folder, torch.float32)
@@ -139,7 +139,7 @@ def evaluate_head(
 
 
 def draft_vocabulary(
-    arguments: argparse.Namespace, target: LlamaTarget, sequences: list[TrainingSequence]
+    arguments: argparse.Namespace, target: TorchTarget, sequences: list[TrainingSequence]
 ) -> NDArray[np.int64]:
     """The vocabulary of an earlier run in this folder, or the most frequent tokens of answers and questions.
 
@@ -163,7 +163,7 @@ def draft_vocabulary(
 
 def train(arguments: argparse.Namespace) -> None:
     """Train on the answers there are, and on more of them with every epoch; export and evaluate on the way."""
-    target = read_llama(arguments.target, torch.float32)
+    target = read_torch_target(arguments.target, torch.float32)
 
     def read_more() -> list[TrainingSequence]:
         found = [s for s in read_all_sequences(arguments.work) if len(s.token_ids) - s.prompt_length >= 8]
@@ -251,7 +251,7 @@ def main() -> None:
     if arguments.step == "train":
         train(arguments)
         return
-    target = read_llama(arguments.target, torch.bfloat16)
+    target = read_torch_target(arguments.target, torch.bfloat16)
     chat = read_chat_format(arguments.target, target.config.eos_token_ids[0])
     if arguments.step == "invent":
         questions = invent_questions(

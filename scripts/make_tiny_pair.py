@@ -22,12 +22,12 @@ from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.collect import CollectionPlan, collect_features
 from peagle_trt.train.corpus import Question
 from peagle_trt.train.features import TrainingSequence, read_all_sequences
-from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.optimizer import OptimizerSettings, SplitOptimizer
 from peagle_trt.train.prompting import read_chat_format
 from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.settings import TrainingSettings
+from peagle_trt.train.target import TorchTarget, read_torch_target
 from peagle_trt.train.trainer import Trainer
 
 logger = logging.getLogger("make_tiny_pair")
@@ -151,7 +151,7 @@ def save_target(model: torch.nn.Module, tokenizer: Tokenizer, folder: Path) -> N
 
 
 def answer_questions(
-    target: LlamaTarget, questions: list[Question], folder: Path, model: Path
+    target: TorchTarget, questions: list[Question], folder: Path, model: Path
 ) -> list[TrainingSequence]:
     """The target's greedy answers with hidden states; kept in `folder`, so that a second run continues."""
     chat = read_chat_format(model, END)
@@ -162,7 +162,7 @@ def answer_questions(
 
 def train_drafter(model: Path, gsm8k: Path, work: Path, output: Path, *, num_questions: int, steps: int) -> None:
     """Train the 2-layer head on the target's own answers and log its acceptance length on held-out questions."""
-    target = read_llama(model, torch.float32, AUXILIARY_LAYERS)
+    target = read_torch_target(model, torch.float32, AUXILIARY_LAYERS)
     rows = [json.loads(line)["question"] for line in (gsm8k / "train.jsonl").read_text().splitlines()]
     # Every third question is cut short, so that the drafter also learns to follow questions as they are written.
     questions = [

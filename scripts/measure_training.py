@@ -4,6 +4,7 @@
     python scripts/measure_training.py memory --length 8192 --depths 8 --layers 4 --segments 1,2,4,8,16
     python scripts/measure_training.py memory --length 8192 --depths 8 --layers 4 --cases dense:1 --limit-gib 8
     python scripts/measure_training.py speed --length 2048 --depths 8 --turns 5
+    python scripts/measure_training.py features --target tiny --aux-layers 1,2,3 --length 150 --layers 2 --turns 5
 
 A head of SmolLM2-135M's widths over random text. Methods: `cached` and `recomputed` are `peagle-trt train`'s own;
 `dense` is one pass whose attention reads one mask of all rows by all rows, as trainers without blocks do. Memory is the
@@ -25,18 +26,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from peagle_trt import catalog
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.spec.rope import RopeConfig
 from peagle_trt.train import head as head_module
 from peagle_trt.train.acceptance import FrozenTables, freeze_tables
 from peagle_trt.train.batches import sample_plans
-from peagle_trt.train.features import TrainingSequence
+from peagle_trt.train.features import AnswerText, TrainingSequence
 from peagle_trt.train.gradients import LossSettings, Partition, StepSums, accumulate_gradients
 from peagle_trt.train.head import PeagleHead
 from peagle_trt.train.partition import paper_segments, peak_rows, rows_a_pass
 from peagle_trt.train.row_attention import KeysValues, SequenceRows
 from peagle_trt.train.sampling import DropSettings, RowPlan, sample_rows, visible_rows
-from peagle_trt.train.start import seeded_head
+from peagle_trt.train.settings import TrainingSettings
+from peagle_trt.train.start import auxiliary_scale, drafter_config, seeded_head
+from peagle_trt.train.states import ComputedStates, StoredStates
+from peagle_trt.train.step import step_gradients
+from peagle_trt.train.target import read_torch_target
 
 HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 576, 49152, 16384
 
@@ -44,7 +50,7 @@ HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 576, 49152, 16384
 def main() -> None:
     """Parse the command line and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("rows", "memory", "speed", "case"))
+    parser.add_argument("what", choices=("rows", "memory", "speed", "features", "case"))
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--depths", type=int, default=8)
     parser.add_argument("--retention", type=float, default=0.8)
@@ -53,8 +59,12 @@ def main() -> None:
     parser.add_argument("--cases", help="METHOD:SEGMENTS,...; both methods at all --segments by default")
     parser.add_argument("--limit-gib", type=float, help="address space of each case's process")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--target", help="features: a catalog name or a checkpoint's folder")
+    parser.add_argument("--aux-layers", help="features: ID,ID,ID; 2, n/2 and n-3 by default")
+    parser.add_argument("--texts", type=int, default=8, help="features: texts of a step")
     options = parser.parse_args()
-    {"rows": print_rows, "memory": print_memory, "speed": print_speed, "case": run_case}[options.what](options)
+    commands = {"rows": print_rows, "memory": print_memory, "speed": print_speed, "case": run_case}
+    (commands | {"features": print_features})[options.what](options)
 
 
 def print_rows(options: argparse.Namespace) -> None:
@@ -93,6 +103,42 @@ def print_memory(options: argparse.Namespace) -> None:
             f"{found['step_mib']:9.0f} {found['cpu_seconds']:6.1f}  {found['loss']:.6f}",
             flush=True,
         )
+
+
+def print_features(options: argparse.Namespace) -> None:
+    """Processor time of a step with stored hidden states and with computed ones, in turns."""
+    is_known = catalog.has_entry(options.target)
+    path = catalog.target_path(catalog.find_entry(options.target)) if is_known else Path(options.target)
+    layers = tuple(map(int, options.aux_layers.split(","))) if options.aux_layers else None
+    target = read_torch_target(path, torch.float32, layers)
+    sizes = (options.texts, options.length)
+    token_ids = np.random.default_rng(0).integers(3, target.config.vocab_size, sizes).astype(np.int32)
+    texts = [AnswerText(token_ids=torch.from_numpy(row), prompt_length=options.length // 3) for row in token_ids]
+    computed = ComputedStates(target)
+    stored = computed.complete(texts)
+    config = drafter_config(
+        target.config,
+        aux_layer_ids=target.auxiliary_layers,
+        num_layers=options.layers,
+        draft_vocab_size=target.config.vocab_size,
+        mask_token_id=2,
+        num_depths=options.depths,
+    )
+    head = seeded_head(config, auxiliary_scale(stored), torch.float32, 0)
+    vocabulary = np.arange(target.config.vocab_size)
+    tables = freeze_tables(target.embeddings_VH, target.head_VH, vocabulary, torch.float32)
+    settings = TrainingSettings(drop=DropSettings(num_depths=options.depths, retention=options.retention))
+    times: dict[str, list[float]] = {"cached": [], "computed": []}
+    for turn in range(options.turns + 1):
+        for name, states, given in (("cached", StoredStates(), stored), ("computed", computed, texts)):
+            began = time.process_time()
+            step_gradients(head, tables, given, slice(None), settings, np.random.default_rng(0), states)
+            if turn:
+                times[name].append(time.process_time() - began)
+    ratios = sorted(slow / fast for fast, slow in zip(times["cached"], times["computed"], strict=True))
+    cached, slower = (statistics.median(times[name]) for name in times)
+    print(f"cached {cached:.2f} CPU s a step, computed {slower:.2f}; ratio {statistics.median(ratios):.2f}, ", end="")
+    print(f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {options.turns} turns")
 
 
 def print_speed(options: argparse.Namespace) -> None:

@@ -174,6 +174,8 @@ PROMISED = {
         "--evaluate-every",
         "--patience",
         "--resume",
+        "--features",
+        "--device",
     },
 }
 

@@ -19,6 +19,7 @@ from peagle_trt.train.partition import METHODS
 from peagle_trt.train.run import TrainingReport, TrainingRequest, train_head
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.settings import TrainingSettings
+from peagle_trt.train.states import FEATURES, Features
 
 USUAL_RETENTION = 0.7
 # Source: EAGLE-3's own training weighs depth d by 0.8^d; P-EAGLE's authors name no decay.
@@ -144,11 +145,24 @@ USUAL_DECAY: dict[Method, float] = {"p-eagle": 1.0, "eagle3": 0.8}
     "-k", "draft_tokens", type=click.IntRange(1, 32), default=5, show_default=True, help="Drafts a step in evaluations."
 )
 @click.option(
+    "--features",
+    type=click.Choice(list(FEATURES)),
+    default="cached",
+    show_default=True,
+    help="cached stores hidden states with the answers; computed stores token ids alone, and the target reads the "
+    "texts of every step once more.",
+)
+@click.option(
     "--compute-dtype",
     type=click.Choice(["float32", "bfloat16"]),
-    default="float32",
+    help="Type of matrix products; bfloat16 on a GPU, float32 elsewhere by default. Weights stay float32.",
+)
+@click.option(
+    "--device",
+    metavar="auto|cpu|cuda[:N]",
+    default="auto",
     show_default=True,
-    help="Type of matrix products; bfloat16 is faster on processors that have it.",
+    help="Where target and head run; auto takes a GPU where torch sees one.",
 )
 @click.option(
     "--seed",
@@ -190,15 +204,16 @@ def command(
     evaluate_every: int | None,
     patience: int | None,
     draft_tokens: int,
-    compute_dtype: str,
+    features: Features,
+    compute_dtype: str | None,
+    device: str,
     seed: int,
     is_resumed: bool,
 ) -> None:
     """Train a P-EAGLE head, or an EAGLE-3 head to compare it with, on the target's own greedy answers.
 
-    The output folder takes the head with the best acceptance, and under `work` the answers with their hidden states,
-    the last state, the metrics of every step and a picture of them. Several processes share the work when `torchrun`
-    starts them.
+    The output folder takes the head with the best acceptance, and under `work` the answers, the last state, the
+    metrics of every step and a picture of them. Several processes share the work when `torchrun` starts them.
     """
     if method == "eagle3" and retention is not None:
         raise UsageError("--retention thins out masked slots, and an EAGLE-3 head has none", hint="leave it out")
@@ -216,7 +231,9 @@ def command(
         max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
         draft_tokens=draft_tokens,
+        features=features,
         compute_dtype=compute_dtype,
+        device=device,
         is_resumed=is_resumed,
         memory=MemoryRequest(
             method=partition,

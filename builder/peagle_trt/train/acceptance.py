@@ -62,7 +62,7 @@ def freeze_tables(
     """Select lm_head's rows of the draft vocabulary."""
     import torch
 
-    chosen = torch.from_numpy(draft_to_target)
+    chosen = torch.from_numpy(draft_to_target).to(head_VH.device)
     return FrozenTables(
         embeddings_VH=embeddings_VH.float(), head_DH=head_VH[chosen].to(compute_dtype), draft_to_target_D=chosen
     )
@@ -121,10 +121,12 @@ def draft_everywhere(
     plan = full_rows(num_slots, anchors, draft_tokens)
     with torch.inference_mode():
         # Rollouts near the end reach beyond the text; their rows read no token and no hidden state of it.
-        hidden_RH = head(pack_rows([sequence], [plan], head.config.mask_token_id).rows, tables.embeddings_VH)
-        chosen = torch.cat([hidden_RH[torch.from_numpy(anchors)], hidden_RH[num_slots:]])
+        hidden_RH = head(
+            pack_rows([sequence], [plan], head.config.mask_token_id, head.device).rows, tables.embeddings_VH
+        )
+        chosen = torch.cat([hidden_RH[torch.from_numpy(anchors).to(head.device)], hidden_RH[num_slots:]])
         logits = (chosen.to(tables.head_DH.dtype) @ tables.head_DH.T).float()
-        tokens = tables.draft_to_target_D[logits.argmax(dim=-1)].numpy()
+        tokens = tables.draft_to_target_D[logits.argmax(dim=-1)].cpu().numpy()
     first, masked = tokens[: len(anchors), None], tokens[len(anchors) :].reshape(len(anchors), draft_tokens - 1)
     drafts: NDArray[np.int64] = np.concatenate([first, masked], axis=1)
     return drafts
@@ -146,5 +148,5 @@ def _draft_in_turn(
         for each in unroll(head, tables.embeddings_VH, sequence, anchors, draft_tokens):
             logits = (head.normalise(each.stream_MH).to(tables.head_DH.dtype) @ tables.head_DH.T).float()
             chosen = tables.draft_to_target_D[logits.argmax(dim=-1)]
-            drafts[: len(each.anchors), each.depth] = chosen.numpy()
+            drafts[: len(each.anchors), each.depth] = chosen.cpu().numpy()
     return drafts

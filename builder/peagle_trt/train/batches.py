@@ -12,10 +12,11 @@ from peagle_trt.train.row_attention import SequenceRows
 from peagle_trt.train.sampling import DropSettings, RowPlan, sample_rows
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText, TrainingSequence
     from peagle_trt.train.head import HeadRows
 
 
@@ -40,7 +41,7 @@ class Batch:
     target_normed_UH: Tensor
 
 
-def supervised_slots(sequence: TrainingSequence) -> NDArray[np.bool_]:
+def supervised_slots(sequence: AnswerText) -> NDArray[np.bool_]:
     """Slots that a drafter can meet at inference: those from the first generated token on, [L] bool.
 
     Slot i carries token i+1 and predicts token i+2; the last slot has no target.
@@ -50,7 +51,7 @@ def supervised_slots(sequence: TrainingSequence) -> NDArray[np.bool_]:
     return supervised
 
 
-def supervised_rows(sequence: TrainingSequence, plan: RowPlan) -> NDArray[np.bool_]:
+def supervised_rows(sequence: AnswerText, plan: RowPlan) -> NDArray[np.bool_]:
     """Rows of a plan that have a loss, [R] bool; those that reach beyond the text have none."""
     slots = supervised_slots(sequence)
     held = np.minimum(plan.positions, len(slots) - 1)
@@ -59,7 +60,7 @@ def supervised_rows(sequence: TrainingSequence, plan: RowPlan) -> NDArray[np.boo
 
 
 def sample_plans(
-    sequences: Sequence[TrainingSequence], settings: DropSettings, generator: np.random.Generator
+    sequences: Sequence[AnswerText], settings: DropSettings, generator: np.random.Generator
 ) -> list[RowPlan]:
     """Freshly drawn mask slots for the sequences of one step."""
     return [
@@ -87,21 +88,27 @@ class Piece:
     origin: int = 0
 
 
-def pack_rows(sequences: Sequence[TrainingSequence], plans: Sequence[RowPlan], mask_token_id: int) -> Batch:
+def pack_rows(
+    sequences: Sequence[TrainingSequence],
+    plans: Sequence[RowPlan],
+    mask_token_id: int,
+    device: torch.device | str = "cpu",
+) -> Batch:
     """Lay the rows of whole sequences one after another, with a loss wherever the slot is supervised."""
     pieces = [
         Piece(sequence=sequence, plan=plan, has_loss=supervised_rows(sequence, plan), origin=place)
         for place, (sequence, plan) in enumerate(zip(sequences, plans, strict=True))
     ]
-    return pack_pieces(pieces, mask_token_id)
+    return pack_pieces(pieces, mask_token_id, device)
 
 
-def pack_pieces(pieces: Sequence[Piece], mask_token_id: int) -> Batch:
+def pack_pieces(pieces: Sequence[Piece], mask_token_id: int, device: torch.device | str = "cpu") -> Batch:
     """Lay the rows of pieces one after another.
 
     Args:
         pieces: Of one sequence each.
         mask_token_id: Token of mask rows.
+        device: Where the batch goes; hidden states may be there already, token ids are on the host.
 
     Returns:
         The drafter's input and its supervision.
@@ -120,29 +127,30 @@ def pack_pieces(pieces: Sequence[Piece], mask_token_id: int) -> Batch:
         held = torch.from_numpy(plan.positions).clamp(max=len(sequence.token_ids) - 2)
         shifted = sequence.token_ids.long()[held + 1]
         tokens.append(shifted.masked_fill_(torch.from_numpy(plan.depths > 0), mask_token_id))
-        hidden.append(sequence.auxiliary_NA[held].float())
+        # Half as wide on its way over, where it comes out of a store.
+        hidden.append(sequence.auxiliary_NA[held.to(sequence.auxiliary_NA.device)].to(device).float())
         chosen = np.flatnonzero(piece.has_loss)
         supervised.append(chosen + num_rows)
         # Slot i's target is what lm_head reads at token i+1; only answer positions are kept.
         first = max(sequence.prompt_length - 1, 0)
         indices.append(plan.positions[chosen] - first + num_targets)
-        normed.append(sequence.normed_NH[first + 1 :].float())
+        normed.append(sequence.normed_NH[first + 1 :].to(device).float())
         num_rows, num_targets = num_rows + len(plan.depths), num_targets + len(normed[-1])
     rows = HeadRows(
-        token_ids_R=torch.cat(tokens),
+        token_ids_R=torch.cat(tokens).to(device),
         auxiliary_RA=torch.cat(hidden),
-        is_mask_R=torch.from_numpy(np.concatenate([piece.plan.depths > 0 for piece in pieces])),
-        positions_R=torch.from_numpy(np.concatenate([piece.plan.positions for piece in pieces])),
+        is_mask_R=torch.from_numpy(np.concatenate([piece.plan.depths > 0 for piece in pieces])).to(device),
+        positions_R=torch.from_numpy(np.concatenate([piece.plan.positions for piece in pieces])).to(device),
         layouts=[_layout(piece) for piece in pieces],
     )
     places = np.concatenate([np.full(len(s), piece.origin) for s, piece in zip(supervised, pieces, strict=True)])
     depths = np.concatenate([piece.plan.depths[piece.has_loss] for piece in pieces])
     return Batch(
         rows=rows,
-        supervised_rows=torch.from_numpy(np.concatenate(supervised)),
-        depths=torch.from_numpy(depths),
-        origins=torch.from_numpy(places),
-        target_indices=torch.from_numpy(np.concatenate(indices)),
+        supervised_rows=torch.from_numpy(np.concatenate(supervised)).to(device),
+        depths=torch.from_numpy(depths).to(device),
+        origins=torch.from_numpy(places).to(device),
+        target_indices=torch.from_numpy(np.concatenate(indices)).to(device),
         target_normed_UH=torch.cat(normed),
     )
 
@@ -160,6 +168,8 @@ def _layout(piece: Piece) -> SequenceRows:
 def batch_orders(lengths: Sequence[int], *, tokens_per_step: int, seed: int, epoch: int) -> Iterator[list[int]]:
     """The sequences of each step of an epoch, in an order that depends on seed and epoch alone.
 
+    What does not fill a step is left for the next epoch; where all sequences together do not, they are one step.
+
     Args:
         lengths: Tokens of each sequence.
         tokens_per_step: A step ends once it holds this many.
@@ -168,10 +178,10 @@ def batch_orders(lengths: Sequence[int], *, tokens_per_step: int, seed: int, epo
     """
     order = np.random.default_rng((seed, epoch)).permutation(len(lengths))
     chosen: list[int] = []
-    total = 0
+    total, needed = 0, min(tokens_per_step, sum(lengths))
     for index in order.tolist():
         chosen.append(index)
         total += lengths[index]
-        if total >= tokens_per_step:
+        if total >= needed:
             yield chosen
             chosen, total = [], 0

@@ -49,7 +49,7 @@ def write_head(
     from peagle_trt.train.vocabulary import draft_offsets
     from peagle_trt.writers.vllm import config_document
 
-    tensors = {_dialect_name(name): value.to(torch.bfloat16).contiguous() for name, value in state.items()}
+    tensors = {_dialect_name(name): value.to("cpu", torch.bfloat16).contiguous() for name, value in state.items()}
     if head.config.is_parallel:
         tensors["mask_hidden"] = tensors["mask_hidden"].view(1, 1, -1)
     if len(draft_to_target) != target.vocab_size:
@@ -98,7 +98,6 @@ def _refuse_extras(folder: Path, config: DrafterConfig) -> None:
         "biases": config.has_attention_bias or config.has_output_bias or config.has_mlp_bias,
         "norms of queries and keys": config.has_qk_norm,
         "sliding windows": any(config.attention_windows),
-        "scaled rotary embedding": config.rope.scaling != "none",
         "own embeddings or lm_head": config.has_own_embeddings or config.has_own_lm_head,
     }
     for name, is_present in extras.items():

@@ -10,7 +10,7 @@ from peagle_trt.train.prompting import ChatFormat, make_prompts
 
 if TYPE_CHECKING:
     from peagle_trt.train.corpus import Question
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText
     from peagle_trt.train.fitting import MemoryRequest
 
 
@@ -57,7 +57,7 @@ def check_lengths(
         )
 
 
-def check_mask_token(mask_token_id: int, sequences: Sequence[TrainingSequence], vocab_size: int) -> None:
+def check_mask_token(mask_token_id: int, sequences: Sequence[AnswerText], vocab_size: int) -> None:
     """Refuse a mask token that the target lacks or that stands in a text.
 
     Raises:

@@ -15,9 +15,10 @@ from peagle_trt.train.corpus import Question
 from peagle_trt.train.features import FeatureWriter, read_index
 from peagle_trt.train.generate import Prompt, answer_prompts, nucleus_chooser
 from peagle_trt.train.prompting import ChatFormat, invented_question, invitations, make_prompts
+from peagle_trt.train.states import Features
 
 if TYPE_CHECKING:
-    from peagle_trt.train.llama import LlamaTarget
+    from peagle_trt.train.target import TorchTarget
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ class CollectionPlan:
     """How answers are gathered.
 
     Attributes:
+        features: Whether hidden states are stored with the answers.
         num_slots: Sequences a step, at most; long ones share the memory that this many of 600 tokens take.
         max_prompt_tokens: Longer prompts are left out.
         max_new_tokens: Limit of an answer.
@@ -35,6 +37,7 @@ class CollectionPlan:
         num_workers: Processes that share the questions; on few cores, one process a core beats one with two threads.
     """
 
+    features: Features = "cached"
     num_slots: int = 64
     max_prompt_tokens: int = 256
     max_new_tokens: int = 224
@@ -44,7 +47,7 @@ class CollectionPlan:
 
 
 def invent_questions(
-    target: LlamaTarget, chat: ChatFormat, *, count: int, num_slots: int, seed: int, openings: Sequence[str] = ("",)
+    target: TorchTarget, chat: ChatFormat, *, count: int, num_slots: int, seed: int, openings: Sequence[str] = ("",)
 ) -> list[Question]:
     """Sample user turns from the target at temperature 1.0 and nucleus 0.95; those that make no sense are left out.
 
@@ -67,9 +70,9 @@ def invent_questions(
 
 
 def collect_features(
-    target: LlamaTarget, chat: ChatFormat, questions: Sequence[Question], *, folder: Path, plan: CollectionPlan
+    target: TorchTarget, chat: ChatFormat, questions: Sequence[Question], *, folder: Path, plan: CollectionPlan
 ) -> int:
-    """Answer this worker's share of the questions greedily and store the hidden states; a second call continues.
+    """Answer this worker's share of the questions greedily and store the answers; a second call continues.
 
     Args:
         target: The model.
@@ -91,7 +94,12 @@ def collect_features(
     capacity = min(plan.max_prompt_tokens + plan.max_new_tokens + 64, target.config.max_positions)
     num_slots = max(1, min(plan.num_slots, plan.num_slots * 600 // capacity))
     answers = answer_prompts(
-        target, _pending(share, done), choose=target.greedy_tokens, num_slots=num_slots, capacity=capacity
+        target,
+        _pending(share, done),
+        choose=target.greedy_tokens,
+        num_slots=num_slots,
+        capacity=capacity,
+        keeps_states=plan.features == "cached",
     )
     num_tokens, started = 0, time.monotonic()
     for count, answer in enumerate(answers, start=1):

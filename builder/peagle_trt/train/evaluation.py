@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from peagle_trt.train.acceptance import FrozenTables
     from peagle_trt.train.head import HeadRows, PeagleHead
-    from peagle_trt.train.llama import LlamaTarget
+    from peagle_trt.train.target import TorchTarget
 
 MAX_SLOTS = 8
 
@@ -33,7 +33,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        target: LlamaTarget,
+        target: TorchTarget,
         head: PeagleHead,
         tables: FrozenTables,
         *,
@@ -52,7 +52,7 @@ class TorchEngine:
             max_length: Tokens of the longest prompt with its answer.
         """
         self.target, self.drafter = target.config, head.config
-        self.draft_to_target = tables.draft_to_target_D.numpy()
+        self.draft_to_target = tables.draft_to_target_D.cpu().numpy()
         self.shapes = GraphShapes(
             draft_tokens=draft_tokens,
             max_draft_tokens=draft_tokens,
@@ -76,7 +76,7 @@ class TorchEngine:
                 output = self._model.run(token_ids, start, self._cache.slot(item.slot))
                 first = len(item.token_ids) - item.num_logit_rows
                 logits = output.normed_BTH[0, first:] @ self._model.head_VH.T
-                outputs.append(TargetOutput(logits=logits.numpy(), hidden=output.auxiliary_BTA[0].numpy()))
+                outputs.append(TargetOutput(logits=logits.cpu().numpy(), hidden=output.auxiliary_BTA[0].cpu().numpy()))
         return outputs
 
     def run_drafter(self, rows: Sequence[DraftRows], draft_tokens: int) -> DraftOutput:
@@ -111,9 +111,9 @@ class TorchEngine:
         tokens = self._tables.draft_to_target_D[logits.argmax(dim=-1)]
         handed_on = normed if self.drafter.norm_output else stream
         return DraftOutput(
-            token_ids=tokens.numpy().astype(np.int32),
-            logits=logits.numpy(),
-            next_hidden=None if self.drafter.is_parallel else handed_on[:, -1].numpy(),
+            token_ids=tokens.cpu().numpy().astype(np.int32),
+            logits=logits.cpu().numpy(),
+            next_hidden=None if self.drafter.is_parallel else handed_on[:, -1].cpu().numpy(),
         )
 
     def _step(self, item: DraftStep) -> Tensor:
@@ -127,9 +127,9 @@ class TorchEngine:
             return _attend_last(queries, append([prefix[layer]], [own])[0])
 
         stream: Tensor = self._head.continue_stream(
-            torch.from_numpy(item.hidden.copy())[None],
-            torch.tensor([item.token_id]),
-            torch.tensor([item.position]),
+            torch.from_numpy(item.hidden.copy())[None].to(self._head.device),
+            torch.tensor([item.token_id]).to(self._head.device),
+            torch.tensor([item.position]).to(self._head.device),
             self._tables.embeddings_VH,
             attend,
         )
@@ -173,10 +173,10 @@ class TorchEngine:
             depths=np.arange(1, draft_tokens),
         )
         return HeadRows(
-            token_ids_R=token_ids,
-            auxiliary_RA=hidden,
-            is_mask_R=places >= num_real,
-            positions_R=places + item.start_position,
+            token_ids_R=token_ids.to(self._head.device),
+            auxiliary_RA=hidden.to(self._head.device),
+            is_mask_R=(places >= num_real).to(self._head.device),
+            positions_R=(places + item.start_position).to(self._head.device),
             layouts=[layout],
         )
 

@@ -11,10 +11,12 @@ from peagle_trt.train.acceptance import Acceptance, FrozenTables, freeze_tables,
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.curves import draw_curves
 from peagle_trt.train.evaluation import MAX_SLOTS, TorchEngine, acceptance_metrics, decode_prompts
+from peagle_trt.train.states import complete_each
 
 if TYPE_CHECKING:
-    from peagle_trt.train.features import TrainingSequence
-    from peagle_trt.train.llama import LlamaTarget
+    from peagle_trt.train.features import AnswerText
+    from peagle_trt.train.states import StateSource
+    from peagle_trt.train.target import TorchTarget
     from peagle_trt.train.trainer import Trainer
 
 # Held-out prompts that the decode loop answers at every evaluation, at most.
@@ -30,15 +32,17 @@ class HeadExport:
         target: The model.
         tables: Its tables.
         held_out: Answers that are not trained on.
+        states: Adds their hidden states.
         draft_tokens: K to measure with.
         max_new_tokens: How far the decode loop answers a prompt.
         report: Takes a line.
     """
 
     folder: Path
-    target: LlamaTarget
+    target: TorchTarget
     tables: FrozenTables
-    held_out: Sequence[TrainingSequence]
+    held_out: Sequence[AnswerText]
+    states: StateSource
     draft_tokens: int
     max_new_tokens: int
     report: Callable[[str], None]
@@ -76,15 +80,18 @@ class HeadExport:
     def walk(self) -> Acceptance:
         """Measure the result over the whole held-out answers."""
         head, tables = self._read(self.folder)
-        return measure_acceptance(head, tables, self.held_out, draft_tokens=self.draft_tokens)
+        return measure_acceptance(
+            head, tables, complete_each(self.states, self.held_out), draft_tokens=self.draft_tokens
+        )
 
     def _write(self, folder: Path, trainer: Trainer) -> None:
-        vocabulary = self.tables.draft_to_target_D.numpy()
+        vocabulary = self.tables.draft_to_target_D.cpu().numpy()
         write_head(folder, trainer.head, vocabulary, self.target.config, trainer.averaged_state())
 
     def _read(self, folder: Path) -> tuple[Any, FrozenTables]:
         import torch
 
-        head, draft_to_target = read_head(folder, torch.float32)
         target = self.target
+        head, draft_to_target = read_head(folder, torch.float32)
+        head.to(target.device)
         return head, freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)

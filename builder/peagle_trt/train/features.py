@@ -1,4 +1,4 @@
-"""Shards of answers with their hidden states: written once by generation, read at random by training."""
+"""Shards of answers, with or without their hidden states: written once by generation, read at random by training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peagle_trt.errors import CheckpointError
+from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.files import naming_os_errors, replacing, sha256_of
 
 if TYPE_CHECKING:
@@ -34,21 +34,31 @@ class Shard:
     sources: tuple[str, ...]
     num_tokens: int
     num_answer_tokens: int
+    has_states: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSequence:
-    """One answer as training reads it; views into a memory-mapped shard.
+class AnswerText:
+    """One answer without hidden states.
 
     Attributes:
         token_ids: Prompt and answer, [L] int32.
         prompt_length: Tokens that were given rather than generated.
-        auxiliary_NA: [L-1, A] float16.
-        normed_NH: [L-1, H] float16.
     """
 
     token_ids: Tensor
     prompt_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSequence(AnswerText):
+    """One answer as a step reads it; out of a store, views into a memory-mapped shard.
+
+    Attributes:
+        auxiliary_NA: [L-1, A]; float16 out of a store, float32 from the target.
+        normed_NH: [L-1, H]; likewise.
+    """
+
     auxiliary_NA: Tensor
     normed_NH: Tensor
 
@@ -86,9 +96,11 @@ class FeatureWriter:
             "token_ids": torch.tensor([token for answer in answers for token in answer.token_ids], dtype=torch.int32),
             "lengths": torch.tensor(lengths, dtype=torch.int32),
             "prompt_lengths": torch.tensor([len(answer.prompt.token_ids) for answer in answers], dtype=torch.int32),
-            "auxiliary": torch.cat([answer.auxiliary_NA for answer in answers]),
-            "normed": torch.cat([answer.normed_NH for answer in answers]),
         }
+        has_states = answers[0].has_states
+        if has_states:
+            tensors["auxiliary"] = torch.cat([answer.auxiliary_NA for answer in answers])
+            tensors["normed"] = torch.cat([answer.normed_NH for answer in answers])
         with replacing(path) as file:
             file.write(save(tensors))
         shard = Shard(
@@ -98,6 +110,7 @@ class FeatureWriter:
             sources=tuple(answer.prompt.source for answer in answers),
             num_tokens=sum(lengths),
             num_answer_tokens=sum(lengths) - int(tensors["prompt_lengths"].sum()),
+            has_states=has_states,
         )
         _append_to_index(self._folder / INDEX_NAME, json.dumps(asdict(shard)))
         self._num_shards += 1
@@ -127,27 +140,59 @@ def read_sequences(folder: Path, shard: Shard) -> Iterator[TrainingSequence]:
     Raises:
         CheckpointError: The shard's file is missing.
     """
-    from safetensors.torch import load_file
-
-    path = folder / shard.file
-    if not path.exists():
-        raise CheckpointError(f"shard `{shard.file}` is in the index but not in `{folder}`")
-    tensors = load_file(path)
-    token_start, feature_start = 0, 0
-    for length, prompt_length in zip(tensors["lengths"].tolist(), tensors["prompt_lengths"].tolist(), strict=True):
-        features = slice(feature_start, feature_start + length - 1)
+    tensors = _read_shard(folder, shard)
+    start = 0
+    for text in read_texts(folder, shard):
+        features = slice(start, start + len(text.token_ids) - 1)
         yield TrainingSequence(
-            token_ids=tensors["token_ids"][token_start : token_start + length],
-            prompt_length=prompt_length,
+            token_ids=text.token_ids,
+            prompt_length=text.prompt_length,
             auxiliary_NA=tensors["auxiliary"][features],
             normed_NH=tensors["normed"][features],
         )
-        token_start, feature_start = token_start + length, feature_start + length - 1
+        start = features.stop
+
+
+def read_texts(folder: Path, shard: Shard) -> Iterator[AnswerText]:
+    """The answers of one shard without hidden states, which it may hold or not.
+
+    Raises:
+        CheckpointError: The shard's file is missing.
+    """
+    tensors = _read_shard(folder, shard)
+    start = 0
+    for length, prompt_length in zip(tensors["lengths"].tolist(), tensors["prompt_lengths"].tolist(), strict=True):
+        yield AnswerText(token_ids=tensors["token_ids"][start : start + length], prompt_length=prompt_length)
+        start += length
 
 
 def read_all_sequences(folder: Path) -> list[TrainingSequence]:
-    """Every answer of a store, in the order of the index."""
+    """Every answer of a store, in the order of the index.
+
+    Raises:
+        UsageError: Some hold no hidden states.
+    """
+    refuse_bare_answers(folder)
     return [sequence for shard in read_index(folder) for sequence in read_sequences(folder, shard)]
+
+
+def read_all_texts(folder: Path) -> list[AnswerText]:
+    """Every answer of a store, in the order of the index, without hidden states."""
+    return [text for shard in read_index(folder) for text in read_texts(folder, shard)]
+
+
+def refuse_bare_answers(folder: Path) -> None:
+    """Refuse a store with answers that hold no hidden states.
+
+    Raises:
+        UsageError: There is one.
+    """
+    for shard in read_index(folder):
+        if not shard.has_states:
+            raise UsageError(
+                f"the answers in `{folder}` are stored without hidden states, first in `{shard.file}`",
+                hint="train with --features computed, or into another folder",
+            )
 
 
 def verify_shards(folder: Path) -> None:
@@ -160,6 +205,15 @@ def verify_shards(folder: Path) -> None:
         found = sha256_of(folder / shard.file)
         if found != shard.sha256:
             raise CheckpointError(f"shard `{shard.file}` has sha256 `{found}`, the index says `{shard.sha256}`")
+
+
+def _read_shard(folder: Path, shard: Shard) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    path = folder / shard.file
+    if not path.exists():
+        raise CheckpointError(f"shard `{shard.file}` is in the index but not in `{folder}`")
+    return load_file(path)
 
 
 def _append_to_index(path: Path, line: str) -> None:

@@ -23,10 +23,11 @@ from peagle_trt.train.partition import rows_a_pass
 
 if TYPE_CHECKING:
     from peagle_trt.train.acceptance import FrozenTables
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText, TrainingSequence
     from peagle_trt.train.head import PeagleHead
     from peagle_trt.train.sampling import RowPlan
     from peagle_trt.train.settings import TrainingSettings
+    from peagle_trt.train.states import StateSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +59,11 @@ class MemoryRequest:
 def fit_partition(
     head: PeagleHead,
     tables: FrozenTables,
-    sequences: Sequence[TrainingSequence],
+    sequences: Sequence[AnswerText],
     settings: TrainingSettings,
     request: MemoryRequest,
     report: Callable[[str], None],
+    states: StateSource,
 ) -> Partition:
     """Decide how steps are cut; report rows and memory against S, and what one step of the longest sequence takes.
 
@@ -72,17 +74,18 @@ def fit_partition(
         settings: Of the run.
         request: What the user asked for.
         report: Takes a line at a time.
+        states: Adds the hidden states of the longest.
 
     Raises:
         UsageError: No number of segments fits the budget.
     """
-    longest = max(sequences, key=lambda sequence: len(sequence.token_ids))
+    (longest,) = states.complete([max(sequences, key=lambda sequence: len(sequence.token_ids))])
     (plan,) = sample_plans([longest], settings.drop, np.random.default_rng(settings.seed))
     row_bytes = measure_row_bytes(head, tables)
     costs = segment_costs(head, tables, plan, row_bytes)
     _report_costs(costs, plan, report)
     partition = _partition(request, costs, plan)
-    peak = measure_peak(lambda: _probe(head, tables, longest, plan, settings, partition))
+    peak = measure_peak(lambda: _probe(head, tables, longest, plan, settings, partition), head.device)
     for parameter in head.parameters():
         parameter.grad = None
     limit = partition.max_rows or len(plan.depths)

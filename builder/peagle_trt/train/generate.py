@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from peagle_trt.train.llama import LlamaTarget
+    from peagle_trt.train.target import TorchTarget
 
 # Chooses the next token of every row from lm_head's input: [R, H] float32 to [R] int64.
 Chooser = Callable[["Tensor"], "Tensor"]
@@ -41,6 +41,8 @@ class Prompt:
 class Answer:
     """A prompt with its answer; the features cover every token but the last, which the target never read.
 
+    They are zero columns wide where nobody asked for them.
+
     Attributes:
         prompt: What was asked.
         token_ids: Prompt and answer, [L] ints.
@@ -53,9 +55,20 @@ class Answer:
     auxiliary_NA: Tensor
     normed_NH: Tensor
 
+    @property
+    def has_states(self) -> bool:
+        """Whether there are features."""
+        return self.normed_NH.shape[-1] > 0
+
 
 def answer_prompts(
-    target: LlamaTarget, prompts: Iterator[Prompt], *, choose: Chooser, num_slots: int, capacity: int
+    target: TorchTarget,
+    prompts: Iterator[Prompt],
+    *,
+    choose: Chooser,
+    num_slots: int,
+    capacity: int,
+    keeps_states: bool = True,
 ) -> Iterator[Answer]:
     """Answer prompts with `num_slots` sequences in flight; a finished one is replaced at once.
 
@@ -65,13 +78,15 @@ def answer_prompts(
         choose: Next-token rule; `target.greedy_tokens` for greedy decoding.
         num_slots: Sequences a step.
         capacity: Most tokens of a prompt and its answer; an answer is cut there.
+        keeps_states: Whether the answers come with their hidden states.
 
     Yields:
         Answers in order of completion; follow-up turns are separate answers whose prompt holds the whole conversation.
     """
     import torch
 
-    flight = _Flight(target, num_slots, capacity, choose)
+    widths = (len(target.auxiliary_layers) * target.config.hidden_size, target.config.hidden_size)
+    flight = _Flight(target, num_slots, capacity, choose, widths if keeps_states else (0, 0))
     waiting = _Queue(prompts)
     with torch.inference_mode():
         while flight.fill(waiting):
@@ -99,14 +114,17 @@ class _Queue:
 class _Flight:
     """The sequences being answered, one a slot, and the hidden states gathered so far."""
 
-    def __init__(self, target: LlamaTarget, num_slots: int, capacity: int, choose: Chooser) -> None:
+    def __init__(
+        self, target: TorchTarget, num_slots: int, capacity: int, choose: Chooser, widths: tuple[int, int]
+    ) -> None:
         import torch
 
         self._target, self._choose, self._capacity = target, choose, capacity
         self._cache = target.new_cache(num_slots, capacity)
-        auxiliary_width = len(target.auxiliary_layers) * target.config.hidden_size
-        self._auxiliary_BCA = torch.zeros(num_slots, capacity, auxiliary_width, dtype=torch.float16)
-        self._normed_BCH = torch.zeros(num_slots, capacity, target.config.hidden_size, dtype=torch.float16)
+        # Zero columns keep nothing.
+        self._auxiliary_BCA, self._normed_BCH = (
+            torch.zeros(num_slots, capacity, width, dtype=torch.float16) for width in widths
+        )
         self._lengths_B = torch.zeros(num_slots, dtype=torch.int64)
         self._last_tokens_B = torch.zeros(num_slots, dtype=torch.int64)
         self._prompts: list[Prompt | None] = [None] * num_slots
@@ -127,9 +145,8 @@ class _Flight:
         finished = self._release_finished()
         slots = torch.arange(len(self._prompts))
         output = self._target.run(self._last_tokens_B[:, None], self._lengths_B, self._cache)
-        self._auxiliary_BCA[slots, self._lengths_B] = output.auxiliary_BTA[:, 0].half()
-        self._normed_BCH[slots, self._lengths_B] = output.normed_BTH[:, 0].half()
-        self._last_tokens_B = self._choose(output.normed_BTH[:, 0])
+        self._keep(slots, self._lengths_B, output.auxiliary_BTA[:, 0], output.normed_BTH[:, 0])
+        self._last_tokens_B = self._choose(output.normed_BTH[:, 0]).cpu()
         for slot, token in enumerate(self._last_tokens_B.tolist()):
             if self._prompts[slot] is not None:
                 self._tokens[slot].append(token)
@@ -141,12 +158,15 @@ class _Flight:
 
         token_ids = torch.tensor([prompt.token_ids])
         output = self._target.run(token_ids, torch.zeros(1, dtype=torch.int64), self._cache.slot(slot))
-        self._auxiliary_BCA[slot, : token_ids.shape[1]] = output.auxiliary_BTA[0].half()
-        self._normed_BCH[slot, : token_ids.shape[1]] = output.normed_BTH[0].half()
-        self._last_tokens_B[slot] = self._choose(output.normed_BTH[0, -1:])[0]
+        self._keep(slot, slice(token_ids.shape[1]), output.auxiliary_BTA[0], output.normed_BTH[0])
+        self._last_tokens_B[slot] = self._choose(output.normed_BTH[0, -1:]).cpu()[0]
         self._lengths_B[slot] = token_ids.shape[1]
         self._prompts[slot] = prompt
         self._tokens[slot] = [*prompt.token_ids, int(self._last_tokens_B[slot])]
+
+    def _keep(self, slots: Tensor | int, places: Tensor | slice, auxiliary_RA: Tensor, normed_RH: Tensor) -> None:
+        for kept, rows in ((self._auxiliary_BCA, auxiliary_RA), (self._normed_BCH, normed_RH)):
+            kept[slots, places] = rows[:, : kept.shape[-1]].half().cpu()
 
     def _release_finished(self) -> list[Answer]:
         return [self._release(slot) for slot in range(len(self._prompts)) if self._is_finished(slot)]
@@ -173,7 +193,7 @@ class _Flight:
         )
 
 
-def nucleus_chooser(target: LlamaTarget, temperature: float, top_p: float, seed: int) -> Chooser:
+def nucleus_chooser(target: TorchTarget, temperature: float, top_p: float, seed: int) -> Chooser:
     """A next-token rule that samples from the smallest set of tokens holding `top_p` of the probability."""
     import torch
 
@@ -182,7 +202,7 @@ def nucleus_chooser(target: LlamaTarget, temperature: float, top_p: float, seed:
     def choose(normed_RH: Tensor) -> Tensor:
         probabilities = (target.logits(normed_RH) / temperature).softmax(dim=-1)
         # The nucleus of a language model is far smaller than this; sorting the whole vocabulary is not needed.
-        best, tokens = probabilities.topk(1024, dim=-1)
+        best, tokens = (part.cpu() for part in probabilities.topk(1024, dim=-1))
         best = best.masked_fill(best.cumsum(dim=-1) - best > top_p, 0.0)
         picked = torch.multinomial(best, 1, generator=generator)
         return tokens.gather(1, picked)[:, 0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from peagle_trt.train.acceptance import FrozenTables
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText, TrainingSequence
     from peagle_trt.train.head import PeagleHead
     from peagle_trt.train.row_attention import KeysValues
 
@@ -131,7 +131,7 @@ def accumulate_gradients(
     return sums
 
 
-def step_weight(sequences: Sequence[TrainingSequence], plans: Sequence[RowPlan], depth_decay: float) -> float:
+def step_weight(sequences: Sequence[AnswerText], plans: Sequence[RowPlan], depth_decay: float) -> float:
     """Summed weight of all supervised rows of a step."""
     return sum(
         float((depth_decay ** plan.depths[supervised_rows(sequence, plan)].astype(np.float64)).sum())
@@ -216,7 +216,7 @@ def _forward_context(
     written: list[KeysValues] = []
     if piece.has_loss.any():
         return [_losses(step, [piece], prefix, written)], written
-    batch = pack_pieces([piece], step.head.config.mask_token_id)
+    batch = pack_pieces([piece], step.head.config.mask_token_id, step.head.device)
     _count_rows(step.sums, batch)
     return [], step.head.keys_values(batch.rows, step.tables.embeddings_VH, prefix)
 
@@ -238,7 +238,7 @@ def _context_keys_values(step: _Step, pieces: Sequence[Piece]) -> list[KeysValue
     layers: list[KeysValues] | None = None
     with torch.no_grad():
         for piece in pieces:
-            rows = pack_pieces([piece], step.head.config.mask_token_id).rows
+            rows = pack_pieces([piece], step.head.config.mask_token_id, step.head.device).rows
             layers = append(layers, step.head.keys_values(rows, step.tables.embeddings_VH, layers))
     assert layers is not None, "a sequence has context"
     return layers
@@ -255,9 +255,9 @@ def _losses(
 
     from peagle_trt.train.loss import distillation_loss
 
-    batch = pack_pieces(pieces, step.head.config.mask_token_id)
+    batch = pack_pieces(pieces, step.head.config.mask_token_id, step.head.device)
     hidden_RH = step.head(batch.rows, step.tables.embeddings_VH, prefix, written)
-    weights = torch.pow(torch.tensor(step.settings.depth_decay), batch.depths)
+    weights = torch.pow(step.settings.depth_decay, batch.depths)
     parts = distillation_loss(
         hidden_RH[batch.supervised_rows],
         batch.target_normed_UH / step.settings.target_temperature,
@@ -291,8 +291,8 @@ def _count(sums: StepSums, batch: Batch, agrees_S: Tensor, divergence_S: Tensor)
     import torch
 
     num_depths = len(sums.counts)
-    sums.agreements += torch.bincount(batch.depths, weights=agrees_S.float(), minlength=num_depths)
-    sums.counts += torch.bincount(batch.depths, minlength=num_depths)
+    sums.agreements += torch.bincount(batch.depths, weights=agrees_S.float(), minlength=num_depths).cpu()
+    sums.counts += torch.bincount(batch.depths, minlength=num_depths).cpu()
     sums.broken_origins |= set(batch.origins[~divergence_S.isfinite()].tolist())
     _count_rows(sums, batch)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from peagle_trt.train.llama import rms_norm, rotary_tables, rotate
+from peagle_trt.train.rotary import rms_norm, rotary_tables, rotate
 from peagle_trt.train.row_attention import KeysValues, MaskTables, SequenceRows, attend_rows, make_mask_tables
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class PeagleHead(nn.Module):
         """Random weights.
 
         Args:
-            config: Sizes; optional norms, biases and scaled rotary embeddings are not known here.
+            config: Sizes; optional norms and biases are not known here.
             auxiliary_scale_A: Typical magnitude of each auxiliary column, [A], positive.
             compute_dtype: Type of the linear layers; norms and residuals stay float32.
         """
@@ -82,12 +82,17 @@ class PeagleHead(nn.Module):
         self.hidden_norm = nn.Parameter(torch.ones(config.hidden_size))
         self.layers = nn.ModuleList(HeadLayer(config, is_first=index == 0) for index in range(config.num_layers))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
-        cosines, sines = rotary_tables(config.head_dim, config.rope.theta, config.max_positions)
+        cosines, sines = rotary_tables(config.rope, config.head_dim, config.max_positions)
         self.register_buffer("_cosines", cosines, persistent=False)
         self.register_buffer("_sines", sines, persistent=False)
         tables = make_mask_tables(config.max_positions)
         self.register_buffer("_context_table", tables.context, persistent=False)
         self.register_buffer("_rollout_table", tables.rollouts, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.norm.device
 
     def forward(
         self,
@@ -181,12 +186,16 @@ class PeagleHead(nn.Module):
 
     def _enter(self, rows: HeadRows, embeddings_VH: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor | None]:
         """Layer 0's hidden input, the rotation of the rows, their embeddings."""
-        scaled_RA = rows.auxiliary_RA / self.auxiliary_scale_A
-        if self.mask_hidden_A is not None:
-            scaled_RA = torch.where(rows.is_mask_R[:, None], self.mask_hidden_A, scaled_RA)
-        hidden_RH = linear(scaled_RA, self.fc, self.compute_dtype)
+        hidden_RH = linear(self.scaled_states(rows), self.fc, self.compute_dtype)
         rotation = (self._cosines[rows.positions_R][:, None], self._sines[rows.positions_R][:, None])
         return hidden_RH, rotation, embeddings_VH[rows.token_ids_R]
+
+    def scaled_states(self, rows: HeadRows) -> Tensor:
+        """What `fc` reads, [R, A]: the target's states in their columns' scale, `mask_hidden` on mask rows."""
+        scaled_RA = rows.auxiliary_RA / self.auxiliary_scale_A
+        if self.mask_hidden_A is None:
+            return scaled_RA
+        return torch.where(rows.is_mask_R[:, None], self.mask_hidden_A, scaled_RA)
 
     def _attention(self, rows: HeadRows, prefix: KeysValues | None, written: list[KeysValues] | None) -> Attend:
         tables = MaskTables(context=self._context_table, rollouts=self._rollout_table)

@@ -79,8 +79,8 @@ class _Distillation(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         order = torch.argsort(target_indices_S, stable=True)
         gradient_SH = torch.empty_like(drafted_SH)
-        divergence_S = torch.empty(len(order))
-        agrees_S = torch.empty(len(order), dtype=torch.bool)
+        divergence_S = torch.empty(len(order), device=drafted_SH.device)
+        agrees_S = torch.empty(len(order), dtype=torch.bool, device=drafted_SH.device)
         for piece in torch.split(order, ROWS_PER_PIECE):
             wanted, places = torch.unique_consecutive(target_indices_S[piece], return_inverse=True)
             target_logits = (target_UH[wanted].to(head_VH.dtype) @ head_VH.T).float()

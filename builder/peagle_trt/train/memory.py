@@ -126,8 +126,18 @@ def measure_row_bytes(head: PeagleHead, tables: FrozenTables) -> int:
     return (many - few) // 64
 
 
-def measure_peak(run: Callable[[], object]) -> tuple[int, int] | None:
-    """What this process held before `run`, and the most while it ran, bytes; None where the system does not tell."""
+def measure_peak(run: Callable[[], object], device: torch.device) -> tuple[int, int] | None:
+    """What was held before `run`, and the most while it ran, bytes; None where the system does not tell.
+
+    On a GPU it is what torch's allocator held there, elsewhere the process's memory.
+    """
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
+        run()
+        return held, torch.cuda.max_memory_allocated(device)
     try:
         _CLEAR.write_text("5")
         before = _status_bytes("VmRSS")
@@ -146,13 +156,14 @@ def _kept_bytes(head: PeagleHead, tables: FrozenTables, num_rollouts: int) -> in
     config = head.config
     num_prefix = min(KEPT_KEYS + 1, config.max_positions - 1)
     sizes = (num_prefix, config.num_key_value_heads, config.head_dim)
-    prefix = [KeysValues(keys=torch.zeros(sizes), values=torch.zeros(sizes)) for _ in range(config.num_layers)]
+    empty = torch.zeros(sizes, device=head.device)
+    prefix = [KeysValues(keys=empty.clone(), values=empty.clone()) for _ in range(config.num_layers)]
     none = np.ones(num_rollouts, dtype=np.int64)
     rows = HeadRows(
-        token_ids_R=torch.full((num_rollouts,), config.mask_token_id),
-        auxiliary_RA=torch.zeros(num_rollouts, len(head.auxiliary_scale_A)),
-        is_mask_R=torch.ones(num_rollouts, dtype=torch.bool),
-        positions_R=torch.full((num_rollouts,), num_prefix),
+        token_ids_R=torch.full((num_rollouts,), config.mask_token_id, device=head.device),
+        auxiliary_RA=torch.zeros(num_rollouts, len(head.auxiliary_scale_A), device=head.device),
+        is_mask_R=torch.ones(num_rollouts, dtype=torch.bool, device=head.device),
+        positions_R=torch.full((num_rollouts,), num_prefix, device=head.device),
         layouts=[SequenceRows(num_prefix=num_prefix, num_context=0, anchors=none * (num_prefix - 1), depths=none)],
     )
     own = {p.untyped_storage().data_ptr() for p in [*head.parameters(), *head.buffers(), tables.embeddings_VH]}

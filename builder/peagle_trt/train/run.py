@@ -13,15 +13,27 @@ from peagle_trt.spec.drafter import NO_MASK_TOKEN, Method
 from peagle_trt.train.acceptance import Acceptance, FrozenTables, freeze_tables
 from peagle_trt.train.checks import check_lengths, check_mask_token, check_sequential
 from peagle_trt.train.collect import CollectionPlan, collect_features
+from peagle_trt.train.corpus import Question
 from peagle_trt.train.curves import draw_curves
 from peagle_trt.train.export import HeadExport
-from peagle_trt.train.features import TrainingSequence, read_all_sequences, verify_shards
+from peagle_trt.train.features import AnswerText, read_all_sequences, read_all_texts, refuse_bare_answers, verify_shards
 from peagle_trt.train.fitting import MemoryRequest, fit_partition
-from peagle_trt.train.llama import LlamaTarget, read_llama
-from peagle_trt.train.prompting import ChatFormat, read_chat_format
+from peagle_trt.train.placement import choose_device, usual_compute_dtype
+from peagle_trt.train.prompting import ChatFormat, make_prompts, read_chat_format
 from peagle_trt.train.question_files import read_question_file
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale, copy_last_layers, count_tokens, drafter_config, seeded_head
+from peagle_trt.train.states import (
+    FEATURES,
+    ComputedStates,
+    Features,
+    StateSource,
+    StoredStates,
+    complete_each,
+    most_stored_tokens,
+    token_bytes,
+)
+from peagle_trt.train.target import TorchTarget, read_torch_target
 from peagle_trt.train.trainer import Trainer, Watchers
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
 from peagle_trt.train.warm_start import WarmStart, check_warm_request, read_warm_start, warm_config, warm_head
@@ -61,7 +73,9 @@ class TrainingRequest:
         max_prompt_tokens: Questions that are longer are left out.
         max_new_tokens: Longest answer to train on.
         draft_tokens: K to measure with.
-        compute_dtype: `float32`, or `bfloat16` where the processor has it.
+        features: Whether hidden states are stored with the answers or computed for every step, one of `FEATURES`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        compute_dtype: `float32`, or `bfloat16` where the processor has it; None is `usual_compute_dtype`.
         is_resumed: Continue from the last state.
         memory: How steps are cut.
         settings: The loop's settings; their `partition` is replaced by what `memory` asks for.
@@ -79,7 +93,9 @@ class TrainingRequest:
     max_prompt_tokens: int = 256
     max_new_tokens: int = 224
     draft_tokens: int = 5
-    compute_dtype: str = "float32"
+    features: Features = "cached"
+    device: str = "auto"
+    compute_dtype: str | None = None
     is_resumed: bool = False
     memory: MemoryRequest = field(default_factory=MemoryRequest)
     settings: TrainingSettings
@@ -143,11 +159,14 @@ def _train(
     work = request.output_path / "work"
     _check_state(work / "run/state.pt", is_resumed=request.is_resumed)
     request.memory.check()
+    device = choose_device(request.device, workers.rank)
+    report(f"training on `{device}`")
     if request.method == "eagle3":
         check_sequential(request.memory, request.mask_token_id)
     warm = None if request.start_path is None else _read_start(request, request.start_path)
     auxiliary_layers = request.auxiliary_layers if warm is None else warm.config.aux_layer_ids
-    target = read_llama(request.target_path, getattr(torch, request.compute_dtype), auxiliary_layers)
+    compute_dtype = getattr(torch, request.compute_dtype or usual_compute_dtype(device))
+    target = read_torch_target(request.target_path, compute_dtype, auxiliary_layers, device=device)
     if request.mask_token_id is not None:
         check_mask_token(request.mask_token_id, (), target.config.vocab_size)
     chat = read_chat_format(request.target_path, target.config.eos_token_ids[0])
@@ -156,7 +175,8 @@ def _train(
     if len(answers) <= num_held_out:
         raise CheckpointError(f"the target gave only `{len(answers)}` answers of {SHORTEST_ANSWER} tokens or more")
     held_out, trained = answers[:num_held_out], answers[num_held_out:]
-    trainer, tables = _start(request, target, chat, trained, work / "run", workers, report, warm)
+    states = ComputedStates(target) if request.features == "computed" else StoredStates()
+    trainer, tables = _start(request, target, chat, trained, states, work / "run", workers, report, warm)
     if request.is_resumed:
         trainer.restore()
         report(f"continuing after step {trainer.step}")
@@ -165,6 +185,7 @@ def _train(
         target=target,
         tables=tables,
         held_out=held_out,
+        states=states,
         draft_tokens=request.draft_tokens,
         max_new_tokens=min(EVALUATED_TOKENS, request.max_new_tokens),
         report=report,
@@ -195,16 +216,17 @@ def _train(
 
 
 def new_trainer(
-    target: LlamaTarget,
-    sequences: Sequence[TrainingSequence],
+    target: TorchTarget,
+    sequences: Sequence[AnswerText],
     settings: TrainingSettings,
     folder: Path,
     *,
+    states: StateSource | None = None,
     draft_to_target: NDArray[np.int64],
     mask_token_id: int,
     num_layers: int | None = None,
     compute_dtype: torch.dtype,
-    read_more: Callable[[], Sequence[TrainingSequence]] | None = None,
+    read_more: Callable[[], Sequence[AnswerText]] | None = None,
     workers: Workers | None = None,
     facts: Mapping[str, object] | None = None,
     warm: WarmStart | None = None,
@@ -213,7 +235,8 @@ def new_trainer(
     """A head for these answers, started from the target's last layers or from an earlier head, and its trainer."""
     num_depths = settings.drop.num_depths
     tables = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, compute_dtype)
-    scale_A = auxiliary_scale(sequences)
+    states = states or StoredStates()
+    scale_A = auxiliary_scale(complete_each(states, sequences))
     if warm is not None:
         positions = target.config.max_positions
         config = warm_config(
@@ -230,14 +253,15 @@ def new_trainer(
             num_depths=num_depths,
         )
         head = seeded_head(config, scale_A, compute_dtype, settings.seed)
-        copy_last_layers(head, target.weights, target.config.num_layers)
-    trainer = Trainer(head, tables, sequences, settings, folder, read_more, workers=workers, facts=facts)
+        copy_last_layers(head, target.weights, target.config)
+    head = head.to(target.device)
+    trainer = Trainer(head, tables, sequences, settings, folder, read_more, states=states, workers=workers, facts=facts)
     return trainer, tables
 
 
 def _collect(
-    request: TrainingRequest, target: LlamaTarget, chat: ChatFormat, workers: Workers, report: Report
-) -> list[TrainingSequence]:
+    request: TrainingRequest, target: TorchTarget, chat: ChatFormat, workers: Workers, report: Report
+) -> Sequence[AnswerText]:
     """The target's answers, from disk where an earlier run stored them."""
     questions = read_question_file(request.questions_path)
     check_lengths(
@@ -248,18 +272,36 @@ def _collect(
         max_positions=target.config.max_positions,
         report=report,
     )
+    folder = request.output_path / "work/features"
+    _report_sizes(request, target, chat, questions, report)
+    if request.features == "cached":
+        refuse_bare_answers(folder)
     report(f"the target answers {len(questions)} questions")
     plan = CollectionPlan(
+        features=request.features,
         max_prompt_tokens=request.max_prompt_tokens,
         max_new_tokens=request.max_new_tokens,
         worker=workers.rank,
         num_workers=workers.count,
     )
-    folder = request.output_path / "work/features"
     collect_features(target, chat, questions, folder=folder, plan=plan)
     workers.wait()
     verify_shards(folder)
-    return [s for s in read_all_sequences(folder) if len(s.token_ids) - s.prompt_length >= SHORTEST_ANSWER]
+    found: Sequence[AnswerText] = read_all_sequences(folder) if request.features == "cached" else read_all_texts(folder)
+    return [answer for answer in found if len(answer.token_ids) - answer.prompt_length >= SHORTEST_ANSWER]
+
+
+def _report_sizes(
+    request: TrainingRequest, target: TorchTarget, chat: ChatFormat, questions: Sequence[Question], report: Report
+) -> None:
+    limits = {"max_prompt_tokens": request.max_prompt_tokens, "max_new_tokens": request.max_new_tokens}
+    num_tokens = most_stored_tokens(list(make_prompts(questions, chat, **limits)))
+    sizes = {"hidden_size": target.config.hidden_size, "num_auxiliary": len(target.auxiliary_layers)}
+    report(f"on disk, at most {num_tokens:,} tokens of answers:")
+    for features, meaning in FEATURES.items():
+        each = token_bytes(features, **sizes)
+        mark = "*" if features == request.features else " "
+        report(f" {mark} {features}: {each:,} bytes a token, {num_tokens * each / 2**20:,.1f} MiB; {meaning}")
 
 
 def _read_start(request: TrainingRequest, path: Path) -> WarmStart:
@@ -276,9 +318,10 @@ def _read_start(request: TrainingRequest, path: Path) -> WarmStart:
 
 def _start(
     request: TrainingRequest,
-    target: LlamaTarget,
+    target: TorchTarget,
     chat: ChatFormat,
-    sequences: list[TrainingSequence],
+    sequences: Sequence[AnswerText],
+    states: StateSource,
     folder: Path,
     workers: Workers,
     report: Report,
@@ -305,6 +348,7 @@ def _start(
         mask_token_id=mask_token_id,
         num_layers=request.num_layers,
         compute_dtype=target.compute_dtype,
+        states=states,
         workers=workers,
         warm=warm,
         report=report,
@@ -316,13 +360,14 @@ def _start(
             "auxiliary layers": target.auxiliary_layers,
             "draft vocabulary": len(vocabulary),
             "mask token": mask_token_id,
-            "type of products": request.compute_dtype,
+            "type of products": str(target.compute_dtype).removeprefix("torch."),
+            "features": request.features,
             "number of answers": len(sequences),
             "questions (sha256)": sha256_of(request.questions_path),
         },
     )
     if request.method == "p-eagle":
-        partition = fit_partition(trainer.head, tables, sequences, request.settings, request.memory, report)
+        partition = fit_partition(trainer.head, tables, sequences, request.settings, request.memory, report, states)
         trainer.settings = replace(request.settings, partition=partition)
     return trainer, tables
 

@@ -16,13 +16,16 @@ STATE_NAME, METRICS_NAME = "state.pt", "metrics.jsonl"
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Replace the state in one piece; a full disk or a kill leaves the earlier one.
 
+    Its tensors are the host's, so that a run may continue on another device.
+
     Raises:
         MachineError: The disk is full, or the folder cannot be written.
     """
     import torch
+    from torch.utils._pytree import tree_map_only
 
     with replacing(folder / STATE_NAME) as file:
-        torch.save(dict(state), file)
+        torch.save(tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), dict(state)), file)
 
 
 def read_state(folder: Path) -> dict[str, Any]:

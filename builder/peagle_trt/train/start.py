@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from peagle_trt.readers.tensors import Weights
     from peagle_trt.spec import TargetConfig
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText, TrainingSequence
 
 
 def drafter_config(
@@ -29,15 +31,19 @@ def drafter_config(
     mask_token_id: int,
     num_depths: int,
 ) -> DrafterConfig:
-    """A head with the target's own widths, so that embeddings and lm_head fit.
+    """A head with the target's own widths and rotary embedding, so that embeddings, lm_head and last layers fit.
 
-    Without a mask token, `NO_MASK_TOKEN`, it is a plain EAGLE-3 head.
+    Of a target with experts its feed-forward block is as wide as those that a token passes through together. Without a
+    mask token, `NO_MASK_TOKEN`, it is a plain EAGLE-3 head.
     """
+    width = target.intermediate_size
+    if target.experts is not None:
+        width = target.experts.intermediate_size * target.experts.experts_per_token
     return DrafterConfig(
         dialect="vllm",
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
-        intermediate_size=target.intermediate_size,
+        intermediate_size=width,
         num_layers=num_layers,
         num_attention_heads=target.num_attention_heads,
         num_key_value_heads=target.num_key_value_heads,
@@ -55,24 +61,27 @@ def drafter_config(
     )
 
 
-def auxiliary_scale(sequences: Sequence[TrainingSequence], *, num_sequences: int = 64) -> Tensor:
+def auxiliary_scale(sequences: Iterable[TrainingSequence], *, num_sequences: int = 64) -> Tensor:
     """Root mean square of each auxiliary column over some sequences, without their first token.
 
     The first token of a sequence carries activations hundreds of times larger than the others'.
     """
-    import torch
+    num_rows, squares = 0, []
+    for sequence in itertools.islice(sequences, num_sequences):
+        rows = sequence.auxiliary_NA[1:].double()
+        squares.append(rows.square().sum(dim=0))
+        num_rows += len(rows)
+    mean: Tensor = sum(squares[1:], squares[0]) / num_rows
+    return mean.sqrt().clamp(min=1e-4).float().cpu()
 
-    rows = torch.cat([sequence.auxiliary_NA[1:].float() for sequence in sequences[:num_sequences]])
-    return rows.square().mean(dim=0).sqrt().clamp(min=1e-4)
 
-
-def count_tokens(sequences: Sequence[TrainingSequence], vocab_size: int) -> NDArray[np.int64]:
+def count_tokens(sequences: Sequence[AnswerText], vocab_size: int) -> NDArray[np.int64]:
     """Occurrences of each token among the generated ones, [V]."""
     generated = [sequence.token_ids[sequence.prompt_length :].numpy() for sequence in sequences]
     return np.bincount(np.concatenate(generated), minlength=vocab_size).astype(np.int64)
 
 
-def copy_last_layers(head: PeagleHead, weights: dict[str, Tensor], num_target_layers: int) -> None:
+def copy_last_layers(head: PeagleHead, weights: Weights, target: TargetConfig) -> None:
     """Start the head as the target's last layers reading the highest auxiliary state.
 
     `fc` starts as a copy of that state, layer 0 reads the embedding through small random weights. The residual stream
@@ -80,31 +89,57 @@ def copy_last_layers(head: PeagleHead, weights: dict[str, Tensor], num_target_la
     the layers compute: an optimizer whose steps have a fixed size then moves every part at a like pace. Measured on
     SmolLM2-135M with 800 tokens a step, loss after 25 steps: 5.0 so, 7.0 from random weights.
 
+    What a head has no place for is approximated or left out: norms of queries and keys become the scale that they
+    would give states of unit variance, biases and sinks are left out, and in place of experts stands a random block
+    whose output begins at zero.
+
     Args:
         head: Changed in place.
         weights: The target's tensors by our names.
-        num_target_layers: n; head layer i of N starts as target layer n-N+i.
+        target: Its n layers; head layer i of N starts as target layer n-N+i.
     """
     import torch
 
-    hidden, first = head.config.hidden_size, num_target_layers - head.config.num_layers
+    hidden, first = head.config.hidden_size, target.num_layers - head.config.num_layers
     highest_A = head.auxiliary_scale_A[-hidden:]
     magnitude = highest_A.square().mean().sqrt()
     with torch.no_grad():
         head.fc.mul_(0.1 / magnitude)
         head.fc[:, -hidden:] += torch.diag(highest_A / magnitude)
-        head.norm.copy_(weights["norm"])
+        head.norm.copy_(_tensor(weights, "norm"))
         for index, layer in enumerate(head.head_layers()):
-            source = {name: weights[f"layers.{first + index}.{name}"].float() for name, _ in layer.named_parameters()}
-            for name in ("q_proj", "k_proj", "v_proj"):
+            prefix = f"layers.{first + index}."
+            input_norm = _tensor(weights, f"{prefix}input_norm")
+            for name in "qkv":
+                matrix = _tensor(weights, f"{prefix}{name}_proj") * input_norm
+                if f"{prefix}{name}_norm" in weights:
+                    matrix = _normed_rows(matrix, _tensor(weights, f"{prefix}{name}_norm"))
                 # The fusion layer's matrices read [embedding | hidden]; only the second half has a counterpart.
-                getattr(layer, name)[:, -hidden:].copy_(source[name] * source["input_norm"])
-            for name in ("gate_proj", "up_proj"):
-                getattr(layer, name).copy_(source[name] * source["post_attention_norm"])
-            for name in ("o_proj", "down_proj"):
-                getattr(layer, name).copy_(source[name] / magnitude)
+                getattr(layer, f"{name}_proj")[:, -hidden:].copy_(matrix)
+            layer.o_proj.copy_(_tensor(weights, f"{prefix}o_proj") / magnitude)
+            if target.experts is not None:
+                layer.down_proj.zero_()
+                continue
+            post_norm = _tensor(weights, f"{prefix}post_attention_norm")
+            layer.gate_proj.copy_(_tensor(weights, f"{prefix}gate_proj") * post_norm)
+            layer.up_proj.copy_(_tensor(weights, f"{prefix}up_proj") * post_norm)
+            layer.down_proj.copy_(_tensor(weights, f"{prefix}down_proj") / magnitude)
         for name in ("q_proj", "k_proj", "v_proj"):
             getattr(head.head_layers()[0], name)[:, :hidden].mul_(0.5)
+
+
+def _tensor(weights: Weights, name: str) -> Tensor:
+    import torch
+
+    return torch.from_numpy(weights.load(name)).float()
+
+
+def _normed_rows(matrix: Tensor, norm_D: Tensor) -> Tensor:
+    """Rows of queries or keys scaled as a norm of each head scales what they make of states of unit variance."""
+    heads = matrix.view(-1, len(norm_D), matrix.shape[1])
+    magnitude = heads.square().sum(dim=-1).mean(dim=-1).sqrt()
+    scaled: Tensor = heads / magnitude[:, None, None] * norm_D[:, None]
+    return scaled.view(matrix.shape)
 
 
 def seeded_head(config: DrafterConfig, scale_A: Tensor, compute_dtype: torch.dtype, seed: int) -> PeagleHead:

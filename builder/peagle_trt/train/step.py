@@ -14,17 +14,19 @@ if TYPE_CHECKING:
     import numpy as np
 
     from peagle_trt.train.acceptance import FrozenTables
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText
     from peagle_trt.train.head import PeagleHead
+    from peagle_trt.train.states import StateSource
 
 
 def step_gradients(
     head: PeagleHead,
     tables: FrozenTables,
-    chosen: Sequence[TrainingSequence],
+    chosen: Sequence[AnswerText],
     mine: slice,
     settings: TrainingSettings,
     generator: np.random.Generator,
+    states: StateSource,
 ) -> StepSums:
     """Add one worker's part of a step's gradients to the head's parameters.
 
@@ -35,6 +37,7 @@ def step_gradients(
         mine: Those that this worker runs.
         settings: Of the run.
         generator: Of the step.
+        states: Adds the hidden states of the sequences that this worker runs.
 
     Returns:
         Loss and counts of this worker's part; all parts add up to the step's.
@@ -44,14 +47,19 @@ def step_gradients(
         # Every slot of the answer starts a rollout, and every rollout runs through: nothing is drawn.
         weight = step_weight(chosen, [unrolled_plan(sequence, num_depths) for sequence in chosen], decay)
         return accumulate_unrolled(
-            head, tables, chosen[mine], settings=settings.loss, total_weight=weight, num_depths=num_depths
+            head,
+            tables,
+            states.complete(chosen[mine]),
+            settings=settings.loss,
+            total_weight=weight,
+            num_depths=num_depths,
         )
     # Every worker draws all slots: the draws of a step are one stream, whoever runs them.
     plans = sample_plans(chosen, settings.drop, generator)
     return accumulate_gradients(
         head,
         tables,
-        chosen[mine],
+        states.complete(chosen[mine]),
         plans[mine],
         settings=settings.loss,
         partition=settings.partition,

@@ -19,6 +19,7 @@ from peagle_trt.train.gradients import StepSums
 from peagle_trt.train.optimizer import SplitOptimizer
 from peagle_trt.train.run_state import check_facts, read_state, rewind_metrics, write_metrics, write_state
 from peagle_trt.train.settings import TrainingSettings
+from peagle_trt.train.states import StateSource, StoredStates
 from peagle_trt.train.step import step_gradients
 from peagle_trt.train.workers import Workers
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from peagle_trt.train.acceptance import FrozenTables
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText
     from peagle_trt.train.head import PeagleHead
 
 logger = logging.getLogger(__name__)
@@ -58,11 +59,12 @@ class Trainer:
         self,
         head: PeagleHead,
         tables: FrozenTables,
-        sequences: Sequence[TrainingSequence],
+        sequences: Sequence[AnswerText],
         settings: TrainingSettings,
         folder: Path,
-        read_more: Callable[[], Sequence[TrainingSequence]] | None = None,
+        read_more: Callable[[], Sequence[AnswerText]] | None = None,
         *,
+        states: StateSource | None = None,
         workers: Workers | None = None,
         facts: Mapping[str, object] | None = None,
     ) -> None:
@@ -75,12 +77,14 @@ class Trainer:
             settings: The run.
             folder: Takes state.pt and metrics.jsonl.
             read_more: Asked at the start of every epoch for all answers there are by then, the known ones first.
+            states: Adds hidden states to the answers of a step; None is `StoredStates`.
             workers: The processes that share each step; None is this one alone.
             facts: What a resumed run must share with this one, by name.
         """
         self.head, self.settings = head, settings
         self.tables, self._sequences, self._folder = tables, sequences, folder
         self._read_more, self._num_sequences = read_more, len(sequences)
+        self._states = states or StoredStates()
         self._workers, self._facts = workers or Workers(), dict(facts or {})
         self._optimizer = SplitOptimizer(head.named_parameters(), settings.optimizer, compute_dtype=head.compute_dtype)
         self._average = {name: value.detach().clone() for name, value in head.named_parameters()}
@@ -170,7 +174,7 @@ class Trainer:
         check_facts(state, self._facts)
         self.head.load_state_dict(state["head"])
         self._optimizer.restore(state["optimizer"])
-        self._average = state["average"]
+        self._average = {name: value.to(self.head.device) for name, value in state["average"].items()}
         self._step, self._epoch, self._step_in_epoch = state["step"], state["epoch"], state["step_in_epoch"]
         self._num_sequences = state["num_sequences"]
         self._best, self._best_step, self._num_worse = state["best"]
@@ -227,7 +231,7 @@ class Trainer:
         generator = np.random.default_rng((self.settings.seed, self._step))
         chosen = [self._sequences[index] for index in indices]
         mine = slice(self._workers.rank, None, self._workers.count)
-        sums = step_gradients(self.head, self.tables, chosen, mine, self.settings, generator)
+        sums = step_gradients(self.head, self.tables, chosen, mine, self.settings, generator, self._states)
         self._refuse_broken([indices[mine][place] for place in sorted(sums.broken_origins)])
         parameters = [parameter for parameter in self.head.parameters() if parameter.requires_grad]
         for parameter in parameters:

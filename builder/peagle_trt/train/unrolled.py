@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from peagle_trt.train.acceptance import FrozenTables
-    from peagle_trt.train.features import TrainingSequence
+    from peagle_trt.train.features import AnswerText, TrainingSequence
     from peagle_trt.train.head import HeadRows, PeagleHead
 
 
@@ -67,8 +67,9 @@ def unroll(
 
     num_slots = len(sequence.token_ids) - 2
     context: list[KeysValues] = []
-    stream_CH = head.stream(_context_rows(sequence), embeddings_VH, None, context)
-    hidden_MH: Tensor = stream_CH[torch.from_numpy(anchors)]
+    device = head.device
+    stream_CH = head.stream(_context_rows(sequence, device), embeddings_VH, None, context)
+    hidden_MH: Tensor = stream_CH[torch.from_numpy(anchors).to(device)]
     yield UnrolledPass(depth=0, anchors=anchors, stream_MH=hidden_MH)
     rollouts: list[list[KeysValues]] = [[] for _ in context]
     for depth in range(1, num_depths):
@@ -79,13 +80,14 @@ def unroll(
         handed_on = head.normalise(hidden_MH) if head.config.norm_output else hidden_MH
         attention = _RolloutAttention(head.compute_dtype, anchors, context, rollouts)
         slots = torch.from_numpy(anchors + depth)
+        token_ids = sequence.token_ids.long()[slots + 1].to(device)
         hidden_MH = head.continue_stream(
-            handed_on[: len(anchors)], sequence.token_ids.long()[slots + 1], slots, embeddings_VH, attention.attend
+            handed_on[: len(anchors)], token_ids, slots.to(device), embeddings_VH, attention.attend
         )
         yield UnrolledPass(depth=depth, anchors=anchors, stream_MH=hidden_MH)
 
 
-def unrolled_plan(sequence: TrainingSequence, num_depths: int) -> RowPlan:
+def unrolled_plan(sequence: AnswerText, num_depths: int) -> RowPlan:
     """The rows of all rollouts of a sequence that have a loss, in the order of `RowPlan`, and its context slots."""
     num_slots = len(sequence.token_ids) - 2
     starts = np.flatnonzero(supervised_slots(sequence))
@@ -145,21 +147,21 @@ def _add_sequence(
     if len(anchors) == 0:
         return
     passes = list(unroll(head, tables.embeddings_VH, sequence, anchors, num_depths))
-    depths = torch.cat([torch.full((len(each.anchors),), each.depth) for each in passes])
+    depths = torch.cat([torch.full((len(each.anchors),), each.depth) for each in passes]).to(head.device)
     # Slot i's target is what lm_head reads at token i+1; only answer positions are kept.
     first = max(sequence.prompt_length - 1, 0)
     slots = np.concatenate([each.anchors + each.depth for each in passes])
     parts = distillation_loss(
         head.normalise(torch.cat([each.stream_MH for each in passes])),
-        sequence.normed_NH[first + 1 :].float() / settings.target_temperature,
-        torch.from_numpy(slots - first),
+        sequence.normed_NH[first + 1 :].to(head.device).float() / settings.target_temperature,
+        torch.from_numpy(slots - first).to(head.device),
         tables.head_DH,
-        torch.pow(torch.tensor(settings.depth_decay), depths) / total_weight,
+        torch.pow(settings.depth_decay, depths) / total_weight,
         settings.objective,
     )
     sums.loss += float(parts.loss.detach())
-    sums.agreements += torch.bincount(depths, weights=parts.agrees_S.float(), minlength=num_depths)
-    sums.counts += torch.bincount(depths, minlength=num_depths)
+    sums.agreements += torch.bincount(depths, weights=parts.agrees_S.float(), minlength=num_depths).cpu()
+    sums.counts += torch.bincount(depths, minlength=num_depths).cpu()
     num_rows = len(sequence.token_ids) - 2 + int((depths > 0).sum())
     sums.num_rows, sums.peak_rows = sums.num_rows + num_rows, max(sums.peak_rows, num_rows)
     if parts.divergence_S.isfinite().all():
@@ -168,11 +170,11 @@ def _add_sequence(
         sums.broken_origins.add(origin)
 
 
-def _context_rows(sequence: TrainingSequence) -> HeadRows:
+def _context_rows(sequence: TrainingSequence, device: torch.device) -> HeadRows:
     num_slots = len(sequence.token_ids) - 2
     plan = RowPlan(anchors=np.arange(num_slots), depths=np.zeros(num_slots, np.int64))
     piece = Piece(sequence=sequence, plan=plan, has_loss=np.zeros(num_slots, bool))
-    return pack_pieces([piece], mask_token_id=0).rows
+    return pack_pieces([piece], 0, device).rows
 
 
 class _RolloutAttention:
@@ -211,7 +213,7 @@ class _RolloutAttention:
             behind = [tensor[chosen] for each in self._rollouts[layer] for tensor in (each.keys, each.values)]
             context = self._context[layer]
             given = (queries_MQD[rows], context.keys[:num_slots], context.values[:num_slots], *behind)
-            attend = _Block(self._compute_dtype, torch.from_numpy(anchors))
+            attend = _Block(self._compute_dtype, torch.from_numpy(anchors).to(queries_MQD.device))
             if torch.is_grad_enabled() and num_slots > KEPT_KEYS:
                 blocks.append(checkpoint(attend, *given, use_reentrant=False, preserve_rng_state=False))
             else:
@@ -238,7 +240,7 @@ class _Block:
             torch.stack(part, dim=1).to(self.compute_dtype) for part in (behind[::2], behind[1::2])
         )
         context = torch.einsum("bngh,cnh->ngbc", grouped, keys_CND)
-        places = torch.arange(len(keys_CND))
+        places = torch.arange(len(keys_CND), device=keys_CND.device)
         context = context.masked_fill(places > self.anchors_b[:, None], -torch.inf)
         own = torch.einsum("bngh,bdnh->ngbd", grouped, keys_bdND)
         weights = torch.cat([context, own], dim=-1).float().softmax(dim=-1).to(self.compute_dtype)

@@ -45,7 +45,8 @@ class Workers:
 
         if self.count == 1:
             return
-        joined = torch.cat([tensor.flatten() for tensor in tensors])
+        # Over the host: gloo is what every machine has, and counts are on it anyway.
+        joined = torch.cat([tensor.flatten().cpu() for tensor in tensors])
         distributed.all_reduce(joined)
         start = 0
         for tensor in tensors:

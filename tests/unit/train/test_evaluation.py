@@ -12,21 +12,21 @@ from peagle_trt.train.checkpoint import read_head
 from peagle_trt.train.evaluation import TorchEngine, acceptance_metrics, decode_prompts
 from peagle_trt.train.features import TrainingSequence
 from peagle_trt.train.generate import Prompt, answer_prompts
-from peagle_trt.train.llama import LlamaTarget, read_llama
 from peagle_trt.train.prompting import read_chat_format
+from peagle_trt.train.target import TorchTarget, read_torch_target
 
 DRAFTS, NEW_TOKENS = 5, 40
 QUESTIONS = ("Tom has 4 apples and buys 9 more. How many?", "A box holds 12 eggs. How many eggs in 3 boxes?", "Why?")
 
 
 @pytest.fixture(scope="module")
-def target() -> LlamaTarget:
+def target() -> TorchTarget:
     head = read_head(catalog.drafter_path(catalog.find_entry("tiny")), torch.float32)[0]
-    return read_llama(catalog.target_path(catalog.find_entry("tiny")), torch.float32, head.config.aux_layer_ids)
+    return read_torch_target(catalog.target_path(catalog.find_entry("tiny")), torch.float32, head.config.aux_layer_ids)
 
 
 @pytest.fixture(scope="module")
-def engine(target: LlamaTarget) -> TorchEngine:
+def engine(target: TorchTarget) -> TorchEngine:
     head, draft_to_target = read_head(catalog.drafter_path(catalog.find_entry("tiny")), torch.float32)
     tables = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)
     return TorchEngine(target, head, tables, draft_tokens=DRAFTS, num_slots=2, max_length=128)
@@ -38,7 +38,7 @@ def prompts() -> list[tuple[int, ...]]:
     return [chat.conversation_ids(question) for question in QUESTIONS]
 
 
-def answer(target: LlamaTarget, prompt: tuple[int, ...]) -> TrainingSequence:
+def answer(target: TorchTarget, prompt: tuple[int, ...]) -> TrainingSequence:
     """What the target says on its own, one token a step."""
     asked = Prompt(identifier="0", source="test", token_ids=prompt, max_new_tokens=NEW_TOKENS)
     (found,) = answer_prompts(target, iter([asked]), choose=target.greedy_tokens, num_slots=1, capacity=128)
@@ -52,7 +52,7 @@ def answer(target: LlamaTarget, prompt: tuple[int, ...]) -> TrainingSequence:
 
 @pytest.mark.parametrize("place", range(len(QUESTIONS)))
 def test_the_decode_loop_takes_the_steps_and_tokens_that_the_walk_counts(
-    target: LlamaTarget, engine: TorchEngine, prompts: list[tuple[int, ...]], place: int
+    target: TorchTarget, engine: TorchEngine, prompts: list[tuple[int, ...]], place: int
 ) -> None:
     sequence = answer(target, prompts[place])
     walked = measure_acceptance(engine._head, engine._tables, [sequence], draft_tokens=DRAFTS)

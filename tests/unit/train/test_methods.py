@@ -23,11 +23,11 @@ from peagle_trt.train.checkpoint import read_head
 from peagle_trt.train.evaluation import TorchEngine
 from peagle_trt.train.features import read_all_sequences
 from peagle_trt.train.fitting import MemoryRequest
-from peagle_trt.train.llama import read_llama
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.run import TrainingReport, TrainingRequest, train_head
 from peagle_trt.train.sampling import DropSettings, full_rows
 from peagle_trt.train.settings import TrainingSettings
+from peagle_trt.train.target import read_torch_target
 from peagle_trt.train.warm_start import read_warm_start, warm_config, warm_head
 from tests.support.checkpoints import edit_config
 
@@ -88,7 +88,7 @@ def test_a_training_leaves_a_plain_head(trained: tuple[Path, TrainingReport, lis
 def test_the_decode_loop_takes_the_steps_and_tokens_that_the_walk_counts(
     tiny: Path, trained: tuple[Path, TrainingReport, list[str]]
 ) -> None:
-    target = read_llama(tiny, torch.float32, AUXILIARY)
+    target = read_torch_target(tiny, torch.float32, AUXILIARY)
     head, draft_to_target = read_head(trained[0], torch.float32)
     tables = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)
     engine = TorchEngine(target, head, tables, draft_tokens=DRAFTS, num_slots=2, max_length=128)
@@ -133,7 +133,7 @@ def test_a_warm_p_eagle_head_first_says_what_the_eagle3_head_says(
     old, _ = read_head(trained[0], torch.float32)
     sequence = read_all_sequences(trained[0] / "work/features")[0]
     rows = pack_rows([sequence], [full_rows(len(sequence.token_ids) - 2, np.zeros(0, np.int64), 1)], 2).rows
-    table = read_llama(tiny, torch.float32, AUXILIARY).embeddings_VH
+    table = read_torch_target(tiny, torch.float32, AUXILIARY).embeddings_VH
     with torch.no_grad():
         torch.testing.assert_close(new(rows, table), old(rows, table), atol=1e-4, rtol=1e-4)
     assert new.config.is_parallel

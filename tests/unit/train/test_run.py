@@ -15,12 +15,12 @@ from peagle_trt.readers import read_drafter
 from peagle_trt.train.corpus import Question
 from peagle_trt.train.fitting import MemoryRequest
 from peagle_trt.train.generate import Answer, Prompt
-from peagle_trt.train.llama import read_llama
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import ChatFormat, invented_question, make_prompts, read_chat_format
 from peagle_trt.train.question_files import read_question_file
 from peagle_trt.train.run import TrainingRequest, train_head
 from peagle_trt.train.settings import TrainingSettings
+from peagle_trt.train.target import read_torch_target
 
 END = 1
 
@@ -121,7 +121,7 @@ def test_the_mask_token_is_a_special_one_that_no_text_holds(chat: ChatFormat) ->
 
 def test_auxiliary_layers_that_do_not_exist_are_refused(tiny: Path) -> None:
     with pytest.raises(CheckpointError, match="auxiliary layers"):
-        read_llama(tiny, torch.float32, (2, 3, 4))
+        read_torch_target(tiny, torch.float32, (2, 3, 4))
 
 
 def test_a_whole_training_leaves_a_head_that_the_readers_accept(tiny: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.spec import DrafterConfig, TargetConfig
 from peagle_trt.spec.rope import RopeConfig
 from peagle_trt.train.acceptance import FrozenTables, draft_everywhere, measure_acceptance
+from peagle_trt.train.batches import batch_orders
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.features import TrainingSequence
 from peagle_trt.train.optimizer import OptimizerSettings
@@ -151,3 +152,8 @@ def test_an_exact_walk_accepts_what_the_drafter_gets_right(
     assert better.accepted_by_position[2] >= 1
     assert better.num_tokens == walked.num_tokens
     assert better.num_steps < walked.num_steps
+
+
+def test_sequences_that_do_not_fill_a_step_are_one_together() -> None:
+    assert [sorted(step) for step in batch_orders([5, 6, 7], tokens_per_step=100, seed=0, epoch=0)] == [[0, 1, 2]]
+    assert list(batch_orders([], tokens_per_step=100, seed=0, epoch=0)) == []

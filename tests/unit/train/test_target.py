@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from peagle_trt.errors import CheckpointError
 from peagle_trt.train.features import FeatureWriter, read_all_sequences, read_index, verify_shards
 from peagle_trt.train.generate import Prompt, answer_prompts
-from peagle_trt.train.llama import LlamaTarget, read_llama
+from peagle_trt.train.target import TorchTarget, read_torch_target
 
 # Float32 sums in another order than transformers'; hidden states are of magnitude one.
 TOLERANCE = 2e-5
@@ -39,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def target(folder: Path) -> LlamaTarget:
-    return read_llama(folder, torch.float32, (1, 2, 3))
+def target(folder: Path) -> TorchTarget:
+    return read_torch_target(folder, torch.float32, (1, 2, 3))
 
 
 def prompts(count: int) -> list[Prompt]:
@@ -57,7 +57,7 @@ def prompts(count: int) -> list[Prompt]:
 
 
 @pytest.mark.parametrize("length", [1, 7, 40])
-def test_hidden_states_equal_those_of_transformers(folder: Path, target: LlamaTarget, length: int) -> None:
+def test_hidden_states_equal_those_of_transformers(folder: Path, target: TorchTarget, length: int) -> None:
     model = LlamaForCausalLM.from_pretrained(folder)
     token_ids = torch.randint(2, 64, (1, length))
     with torch.inference_mode():
@@ -69,7 +69,7 @@ def test_hidden_states_equal_those_of_transformers(folder: Path, target: LlamaTa
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 8])
-def test_answers_do_not_depend_on_the_number_of_slots(folder: Path, target: LlamaTarget, num_slots: int) -> None:
+def test_answers_do_not_depend_on_the_number_of_slots(folder: Path, target: TorchTarget, num_slots: int) -> None:
     model = LlamaForCausalLM.from_pretrained(folder)
     asked = prompts(5)
     answers = answer_prompts(target, iter(asked), choose=target.greedy_tokens, num_slots=num_slots, capacity=64)
@@ -84,7 +84,7 @@ def test_answers_do_not_depend_on_the_number_of_slots(folder: Path, target: Llam
         assert len(found[prompt.identifier].normed_NH) == expected.shape[1] - 1
 
 
-def test_features_of_generation_equal_those_of_one_pass(target: LlamaTarget) -> None:
+def test_features_of_generation_equal_those_of_one_pass(target: TorchTarget) -> None:
     for answer in answer_prompts(target, iter(prompts(4)), choose=target.greedy_tokens, num_slots=2, capacity=64):
         token_ids = torch.tensor([answer.token_ids[:-1]])
         with torch.inference_mode():
@@ -94,7 +94,7 @@ def test_features_of_generation_equal_those_of_one_pass(target: LlamaTarget) -> 
         torch.testing.assert_close(answer.normed_NH.float(), whole.normed_BTH[0], atol=2e-3, rtol=2e-3)
 
 
-def test_follow_up_turns_continue_the_conversation(target: LlamaTarget) -> None:
+def test_follow_up_turns_continue_the_conversation(target: TorchTarget) -> None:
     # The end token is whatever the model says third, so that the answer ends by itself.
     (plain,) = answer_prompts(target, iter(prompts(1)), choose=target.greedy_tokens, num_slots=1, capacity=64)
     assert len(plain.token_ids) > 3
@@ -108,7 +108,7 @@ def test_follow_up_turns_continue_the_conversation(target: LlamaTarget) -> None:
     assert second.prompt.identifier == "0+"
 
 
-def test_a_store_returns_what_was_written_and_notices_damage(target: LlamaTarget, tmp_path: Path) -> None:
+def test_a_store_returns_what_was_written_and_notices_damage(target: TorchTarget, tmp_path: Path) -> None:
     writer = FeatureWriter(tmp_path, answers_per_shard=2)
     answers = list(answer_prompts(target, iter(prompts(5)), choose=target.greedy_tokens, num_slots=2, capacity=64))
     for answer in answers:
