@@ -141,6 +141,37 @@ def refuse_other_format(scales: ActivationScales, algorithm: str) -> None:
         )
 
 
+def refuse_no_format(scales: ActivationScales) -> None:
+    """Refuse scales of an unknown number format where layers differ and each needs its own.
+
+    Raises:
+        CheckpointError: They are.
+    """
+    if scales.path is not None and not scales.format:
+        raise CheckpointError(
+            f"`{scales.path}` does not say which number format its scales were measured for (recipe "
+            f"`{scales.recipe}`), and layers of this recipe differ",
+            hint="calibrate again; scripts/calibrate notes it",
+        )
+
+
+def refuse_any(scales: ActivationScales, recipe: str) -> None:
+    """Refuse scales where nothing is rounded that they are for.
+
+    Args:
+        scales: What was read.
+        recipe: Name of the recipe.
+
+    Raises:
+        CheckpointError: There are some.
+    """
+    if scales.path is not None:
+        raise CheckpointError(
+            f"`{scales.path}` holds scales of activations and caches, which recipe `{recipe}` leaves alone",
+            hint="leave --scales out, or take a recipe that rounds them, such as fp8 or nvfp4",
+        )
+
+
 def refuse_unknown(scales: ActivationScales, modules: Collection[str]) -> None:
     """Refuse scales of modules that a checkpoint does not have.
 
