@@ -127,6 +127,21 @@ def locked_folder(path: Path, busy: str) -> Iterator[None]:
         os.close(descriptor)
 
 
+def require_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before the work whose result it is to hold.
+
+    Raises:
+        MachineError: Its folder cannot be written, or the path is a folder.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with naming_os_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 text file in one piece.
 

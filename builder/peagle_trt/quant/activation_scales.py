@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.errors import CheckpointError
+from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.scales_file import PRE_QUANT_SCALE, STACKED_INPUT_SCALE, read_scales
 
 CONSTANT_SCALE = 1.0
@@ -163,10 +163,10 @@ def refuse_any(scales: ActivationScales, recipe: str) -> None:
         recipe: Name of the recipe.
 
     Raises:
-        CheckpointError: There are some.
+        UsageError: There are some.
     """
     if scales.path is not None:
-        raise CheckpointError(
+        raise UsageError(
             f"`{scales.path}` holds scales of activations and caches, which recipe `{recipe}` leaves alone",
             hint="leave --scales out, or take a recipe that rounds them, such as fp8 or nvfp4",
         )

@@ -176,6 +176,7 @@ def finish(
 
     Raises:
         CheckpointError: The recipe matches nothing, splits what loaders fuse, or the scales do not fit.
+        UsageError: There are scales, and the recipe leaves activations and caches alone.
     """
     if not planner.is_matched:
         raise refuse_no_match(recipe, planner.path)

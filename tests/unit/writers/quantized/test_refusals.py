@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch
 
-from peagle_trt.errors import CheckpointError
+from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.activation_scales import read_activation_scales
 from peagle_trt.quant.layer_recipes import LayerRecipe, load_layer_recipe
 from peagle_trt.readers import read_head, read_target
@@ -196,7 +196,7 @@ def test_zeros_are_written_with_the_scale_1(tmp_path: Path) -> None:
 def test_scales_of_what_a_recipe_leaves_alone(sources: Path, tmp_path: Path, recipe: str) -> None:
     path = tmp_path / "s.safetensors"
     save_file(scales_of(sources / "llama", "nvfp4"), path, metadata={"recipe": "nvfp4"})
-    with pytest.raises(CheckpointError, match=f"which recipe `{recipe}` leaves alone"):
+    with pytest.raises(UsageError, match=f"which recipe `{recipe}` leaves alone"):
         plan_target(read_target(sources / "llama"), load_layer_recipe(recipe), read_activation_scales(path))
 
 
