@@ -80,25 +80,6 @@ def check_files(build_path: Path, files: Iterable[EngineFile]) -> None:
             raise VerificationError(f"`{path}` is not the file that was built", hint="build it again")
 
 
-def resolve_output(output_path: Path) -> Path:
-    """The folder that a build at `output_path` replaces: links are followed, `.` and `..` are gone.
-
-    Raises:
-        UsageError: The path means no folder that can be replaced by a rename.
-    """
-    try:
-        resolved, here = output_path.resolve(), Path.cwd()
-    except (OSError, RuntimeError, ValueError) as error:
-        # A circle of links, a working folder that is gone, a zero byte.
-        raise UsageError(f"`{output_path}` leads nowhere: {error}", hint="name another folder with -o") from error
-    if here.is_relative_to(resolved):
-        raise UsageError(
-            f"`{output_path}` is the folder you are in, or one around it; a build replaces its folder as a whole",
-            hint="name a folder inside it: -o build",
-        )
-    return resolved
-
-
 def require_replaceable(output_path: Path) -> None:
     """Refuse to build over something that is not a build; a damaged build still is one.
 

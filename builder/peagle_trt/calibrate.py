@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peagle_trt.errors import UsageError
+from peagle_trt.files import require_writable
 from peagle_trt.quant.calibration import (
     DrafterMaxima,
     calibrate_drafter,
@@ -76,10 +79,15 @@ def calibrate(
         PeagleError: Anything that makes the scales worthless; nothing is written then.
     """
     from peagle_trt.bench.prompt_sets import read_prompts
+    from peagle_trt.readers import check_pair, read_target
 
     find_calibration(recipe)
+    _require_numbers(num_prompts=num_prompts, answer_tokens=answer_tokens, draft_tokens=draft_tokens)
+    _require_outputs(output_path, drafter_output_path)
     turns = read_prompts(prompts, num_prompts).prompts
     drafter = read_drafter(drafter_path) if drafter_path else None
+    if drafter is not None:
+        check_pair(read_target(target_path), drafter)
     report(f"{len(turns)} prompts of `{prompts}` through `{target_path}`")
     run = calibrate_target(
         target_path,
@@ -101,15 +109,32 @@ def calibrate(
     return CalibrationReport(target=run.scales, drafter=scales, drafter_maxima=maxima, dead_experts=run.dead_experts)
 
 
+def _require_numbers(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}; expected 1 or more", hint="leave it out")
+
+
+def _require_outputs(output_path: Path, drafter_output_path: Path | None) -> None:
+    """Refuse now what would lose the scales after hours."""
+    require_writable(output_path)
+    if drafter_output_path is None:
+        return
+    require_writable(drafter_output_path)
+    if os.path.realpath(output_path) == os.path.realpath(drafter_output_path):
+        raise UsageError(
+            f"`{output_path}` is to hold the scales of the target and of the drafter", hint="name two files"
+        )
+
+
 def _calibrate_drafter(
     target_path: Path, drafter_path: Path, streams: Sequence[TargetStreams], recipe: str, draft_tokens: int
 ) -> tuple[Scales, dict[str, DrafterMaxima]]:
-    from peagle_trt.readers import check_pair, read_target
+    from peagle_trt.readers import read_target
     from peagle_trt.verify.reference import run_drafter
     from peagle_trt.verify.sources import checkpoint_source
 
     target, drafter = read_target(target_path), read_drafter(drafter_path)
-    check_pair(target, drafter)
     source = checkpoint_source(target, drafter)
     return calibrate_drafter(
         drafter.config, source.load_drafter, streams, recipe_name=recipe, draft=run_drafter, draft_tokens=draft_tokens

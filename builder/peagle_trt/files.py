@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from peagle_trt.errors import MachineError
+from peagle_trt.errors import MachineError, UsageError
 
 SAMPLED_FROM_BYTES = 1 << 30
 """Files of this size are told apart by `sampled_sha256_of`: SHA-256 reads about 1 GB a second on a core of 2026, and a
@@ -33,6 +33,9 @@ _OS_REASONS = {
     errno.EFBIG: ("the file would be larger than is allowed", "raise the limit of file sizes (`ulimit -f`)"),
     errno.ELOOP: ("its links lead in a circle", "check the links"),
     errno.ENOTEMPTY: ("the folder is not empty", "choose another folder"),
+    errno.EBUSY: ("another file system is mounted there, or it is in use", "choose another folder"),
+    errno.EXDEV: ("it lies on another file system", "choose another folder"),
+    errno.ENOENT: ("a part of the path does not exist", "check the path"),
     errno.EMFILE: ("too many files are open", "raise the limit of open files (`ulimit -n`)"),
 }
 
@@ -51,6 +54,31 @@ def naming_os_errors(path: Path) -> Iterator[None]:
         if not reason:
             raise
         raise MachineError(f"cannot use `{error.filename or path}`: {reason}", hint=hint) from error
+
+
+def resolve_output(path: Path) -> Path:
+    """The folder that a path means, for whoever puts a finished one in its place: links followed, no `.` and `..`.
+
+    Raises:
+        UsageError: It leads nowhere, or means a folder that no rename can replace.
+    """
+    try:
+        resolved, here = path.resolve(), Path.cwd()
+        is_mounted = resolved.is_mount()
+    except (OSError, RuntimeError, ValueError) as error:
+        # A circle of links, a working folder that is gone, a zero byte.
+        raise UsageError(f"`{path}` leads nowhere: {error}", hint="name another folder with -o") from error
+    if here.is_relative_to(resolved):
+        raise UsageError(
+            f"`{path}` is the folder you are in, or one around it; what is written replaces its folder as a whole",
+            hint=f"name a folder inside it: -o {path / 'out'}",
+        )
+    if is_mounted:
+        raise UsageError(
+            f"a file system is mounted on `{path}`, and what is written replaces its folder as a whole",
+            hint=f"name a folder inside it: -o {path / 'out'}",
+        )
+    return resolved
 
 
 @contextlib.contextmanager
@@ -91,9 +119,27 @@ def locked_folder(path: Path, busy: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise MachineError(busy, hint="wait for it, or choose another folder") from None
+        # Who had it may have renamed or removed it since it was opened here.
+        if not path.exists() or not os.path.samestat(path.stat(), os.fstat(descriptor)):
+            raise MachineError(busy, hint="it has just ended: start again")
         yield
     finally:
         os.close(descriptor)
+
+
+def require_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before the work whose result it is to hold.
+
+    Raises:
+        MachineError: Its folder cannot be written, or the path is a folder.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    with naming_os_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.touch()
+        partial.unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -192,6 +238,15 @@ def remove_folder(path: Path) -> None:
     """Delete a folder and everything in it; one that is not there is fine."""
     with naming_os_errors(path), contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
+
+
+def remove_leftover(path: Path) -> None:
+    """Delete what another run, or somebody, left under a name: a file, a link or a folder."""
+    if path.is_dir() and not path.is_symlink():
+        remove_folder(path)
+        return
+    with naming_os_errors(path):
+        path.unlink()
 
 
 def _existing_parent(folder: Path) -> Path:

@@ -16,13 +16,12 @@ from peagle_trt.build_folder import (
     check_files,
     read_manifest,
     require_replaceable,
-    resolve_output,
     staged_build,
 )
 from peagle_trt.bundle import build as bundle
 from peagle_trt.bundle.registry import BUNDLE_BACKENDS, choose_precision
 from peagle_trt.errors import CheckpointError, PlanError, UsageError, VerificationError
-from peagle_trt.files import require_free_space
+from peagle_trt.files import require_free_space, resolve_output
 from peagle_trt.graph.attention import check_head_dims
 from peagle_trt.machine import probe_machine
 from peagle_trt.plan import MIN_SEQUENCE_LENGTH, STAGES, Plan, check_spec, make_plan, stages_of

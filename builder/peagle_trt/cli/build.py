@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from peagle_trt import catalog, pipeline
-from peagle_trt.build_folder import resolve_output, staging_path
+from peagle_trt.build_folder import staging_path
 from peagle_trt.cli.checkpoint_argument import (
     NAME_OR_PATH,
     download_document,
@@ -23,6 +23,7 @@ from peagle_trt.cli.options import FILE, FOLDER, NumberList, config_option
 from peagle_trt.cli.output import Output
 from peagle_trt.engine.registry import ALL_BACKENDS
 from peagle_trt.errors import UsageError
+from peagle_trt.files import resolve_output
 from peagle_trt.plan import MAX_BATCH_SIZE, MAX_SEQUENCE_LENGTH, MIN_SEQUENCE_LENGTH, STAGES, Plan
 from peagle_trt.quant import AUTOMATIC, BUILD_RECIPES, find_recipe
 from peagle_trt.quant.registry import MAX_AUTOMATIC_BYTES, UNBUILDABLE

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.errors import CheckpointError
+from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.scales_file import PRE_QUANT_SCALE, STACKED_INPUT_SCALE, read_scales
 
 CONSTANT_SCALE = 1.0
@@ -138,6 +138,37 @@ def refuse_other_format(scales: ActivationScales, algorithm: str) -> None:
         raise CheckpointError(
             f"`{scales.path}` was measured by recipe `{scales.recipe}`, whose scales are not those of {algorithm}",
             hint="calibrate with a recipe of the same number format",
+        )
+
+
+def refuse_no_format(scales: ActivationScales) -> None:
+    """Refuse scales of an unknown number format where layers differ and each needs its own.
+
+    Raises:
+        CheckpointError: They are.
+    """
+    if scales.path is not None and not scales.format:
+        raise CheckpointError(
+            f"`{scales.path}` does not say which number format its scales were measured for (recipe "
+            f"`{scales.recipe}`), and layers of this recipe differ",
+            hint="calibrate again; scripts/calibrate notes it",
+        )
+
+
+def refuse_any(scales: ActivationScales, recipe: str) -> None:
+    """Refuse scales where nothing is rounded that they are for.
+
+    Args:
+        scales: What was read.
+        recipe: Name of the recipe.
+
+    Raises:
+        UsageError: There are some.
+    """
+    if scales.path is not None:
+        raise UsageError(
+            f"`{scales.path}` holds scales of activations and caches, which recipe `{recipe}` leaves alone",
+            hint="leave --scales out, or take a recipe that rounds them, such as fp8 or nvfp4",
         )
 
 

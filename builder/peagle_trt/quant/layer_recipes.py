@@ -11,7 +11,7 @@ import functools
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -60,6 +60,7 @@ _ALGORITHMS: dict[tuple[WeightForm, ActivationForm], Algorithm | None] = {
 }
 INTEGER_FORMS = ("int8", "int4")
 FLOAT_FORMS = ("fp8", "nvfp4")
+_WORDS = {"weights": WeightForm, "activations": ActivationForm, "cache": CacheForm}
 # No loader reads them quantized.
 _PLAIN_KINDS = ("embedding", "router", "norms")
 
@@ -202,6 +203,15 @@ class LayerRecipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str = ""
 
 
+_KEYS = "; ".join(
+    (
+        f"[target] takes {', '.join(TargetLayers.__struct_fields__)}",
+        f"[drafter] takes {', '.join(DrafterLayers.__struct_fields__)}",
+        *(f"`{key}` is {', '.join(get_args(words))}" for key, words in _WORDS.items()),
+    )
+)
+
+
 def load_layer_recipe(name_or_path: str) -> LayerRecipe:
     """A recipe of checkpoints by name, or from a TOML file.
 
@@ -241,8 +251,12 @@ def _read(path: Path) -> LayerRecipe:
     try:
         document = tomllib.loads(raw.decode())
         recipe = msgspec.convert({**document, "name": path.stem}, LayerRecipe)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise UsageError(f"`{path}` is no recipe: {error}", hint="see the shipped ones for every key") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"`{path}` is no recipe: {error}", hint="a recipe is a TOML file in UTF-8") from error
+    except RecursionError as error:
+        raise UsageError(f"`{path}` is no recipe: its values are nested too deeply", hint=_KEYS) from error
+    except msgspec.ValidationError as error:
+        raise UsageError(f"`{path}` is no recipe: {error}", hint=_KEYS) from error
     for part in ("target", "drafter"):
         _check_part(path, part, getattr(recipe, part))
     return recipe

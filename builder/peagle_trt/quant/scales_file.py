@@ -26,6 +26,8 @@ CACHE_SCALES = (".k_scale", ".v_scale")
 STACKED_INPUT_SCALE = "_input_scale"
 _SUFFIXES = (INPUT_SCALE, STACKED_INPUT_SCALE, PRE_QUANT_SCALE, *CACHE_SCALES)
 _AGAIN = "calibrate again"
+_MAX_DIGITS = 18
+"""Of a count; Python refuses to read numbers of thousands of digits, and text of no length has that many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,8 @@ class Scales:
     """Scales by tensor name, and where they come from.
 
     Attributes:
-        values: float32, of no dimensions or, for `pre_quant_scale`, [columns]; all finite and above 0.
+        values: float32, of no dimensions or, for `pre_quant_scale`, [columns]; all finite and above 0, and so are
+            their reciprocals.
         recipe: Name of the calibration.
         num_texts: Texts that were read.
         num_tokens: Their tokens.
@@ -97,7 +100,7 @@ def read_scales(path: Path) -> Scales:
                 hint=_AGAIN,
             )
         value = load_tensor(spec).astype(np.float32)
-        if not (np.isfinite(value) & (value > 0)).all():
+        if not (np.isfinite(value) & (value >= np.finfo(np.float32).tiny)).all():
             raise CheckpointError(
                 f"`{path}`: `{name}` holds a number that is no positive scale",
                 hint="calibration saw nothing there: give it more text",
@@ -105,7 +108,7 @@ def read_scales(path: Path) -> Scales:
         values[name] = value
     metadata = _read_metadata(path)
     counts = [metadata.pop(key, "0") for key in ("samples", "tokens")]
-    if not all(count.isdecimal() for count in counts):
+    if not all(count.isdecimal() and len(count) <= _MAX_DIGITS for count in counts):
         raise CheckpointError(f"`{path}`: `samples` and `tokens` are `{counts}`, expected numbers", hint=_AGAIN)
     return Scales(
         values=values,

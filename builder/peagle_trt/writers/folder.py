@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from peagle_trt.errors import UsageError
-from peagle_trt.files import locked_folder, naming_os_errors, remove_folder, replacing, require_free_space, write_text
+from peagle_trt.files import (
+    locked_folder,
+    naming_os_errors,
+    remove_folder,
+    remove_leftover,
+    replacing,
+    require_free_space,
+    resolve_output,
+    write_text,
+)
 from peagle_trt.writers.spelled import SpelledHead, SpelledTensor
 
 CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
@@ -22,11 +31,9 @@ def require_free_name(path: Path) -> Path:
     """The folder a head is to be written to, links followed.
 
     Raises:
-        UsageError: Something is there already, or somebody stands in it.
+        UsageError: Something is there already, or see `resolve_output`.
     """
-    resolved = path.resolve()
-    if Path.cwd().is_relative_to(resolved):
-        raise UsageError(f"`{path}` is the folder you are in, or one around it", hint="name a folder inside it")
+    resolved = resolve_output(path)
     with naming_os_errors(path):
         if resolved.exists() and (not resolved.is_dir() or any(resolved.iterdir())):
             raise UsageError(f"`{path}` exists and is not an empty folder", hint="choose another folder with -o")
@@ -67,7 +74,7 @@ def write_folder(head: SpelledHead, source: Path, path: Path) -> int:
 def _fill(staging: Path, head: SpelledHead, source: Path) -> None:
     """Write everything; what a killed run left is overwritten or removed."""
     for leftover in staging.iterdir():
-        leftover.unlink()
+        remove_leftover(leftover)
     with replacing(staging / WEIGHTS_NAME) as file:
         _write_weights(file, head.tensors)
     write_text(staging / CONFIG_NAME, json.dumps(head.document, indent=2) + "\n")

@@ -71,6 +71,7 @@ REFUSED = {
     "drafter_key": ('[drafter]\nexperts = { weights = "fp8" }', "Object contains unknown field `experts`"),
     "integers": ('[target]\no = { weights = "int8" }', "recipe `bad` makes `o` int8, which only builds for a CPU read"),
     "no_toml": ("[target", "is no recipe"),
+    "deep": ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
     "pair": ('[target]\no = { weights = "fp8" }', "pairs weights in `fp8` with activations in `none`"),
     "embedding": (
         '[target]\nembedding = { weights = "fp8", activations = "fp8" }',
@@ -90,6 +91,14 @@ def test_what_a_recipe_cannot_say_is_refused(tmp_path: Path, case: str) -> None:
     (tmp_path / "bad.toml").write_text(f'summary = "bad"\n{text}\n')
     with pytest.raises(UsageError, match=message):
         load_layer_recipe(str(tmp_path / "bad.toml"))
+
+
+def test_a_wrong_key_is_answered_with_the_right_ones(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text('summary = "bad"\n[target]\nqkw = { weights = "fp8" }\n')
+    with pytest.raises(UsageError) as caught:
+        load_layer_recipe(str(tmp_path / "bad.toml"))
+    assert "[target] takes embedding, lm_head, qkv, o, gate_up," in caught.value.hint
+    assert "`weights` is stored, bf16, fp8, nvfp4" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from peagle_trt.files import (
     locked_folder,
     naming_os_errors,
     remove_folder,
+    remove_leftover,
     require_free_space,
     sampled_sha256_of,
     sha256_of,
@@ -172,7 +173,7 @@ def _write(
     staging = path.with_name(f".{path.name}.partial")
     shards = cut_shards(plan.jobs, max_shard_bytes)
     with locked_folder(staging, f"another process is writing `{path}`"), _keeping_finished(staging):
-        journal = _take_up(staging, shards, _identity(plan, scales, list(shards)))
+        journal = _take_up(plan, staging, shards, _identity(plan, scales, list(shards)))
         num_resumed = len(journal.shards)
         missing = [job for name, jobs in shards.items() if name not in journal.shards for job in jobs]
         require_free_space(path.parent, sum(job.length_bytes for job in missing))
@@ -183,7 +184,6 @@ def _write(
         write_index(staging, shards)
         _write_texts(plan, staging)
         notes = choice.notes + plan.notes + _loader_notes(plan, staging)
-        (staging / JOURNAL).unlink()
         _move(staging, path)
     return QuantizedCheckpoint(
         path=named_path,
@@ -197,14 +197,15 @@ def _write(
     )
 
 
-def _take_up(staging: Path, shards: Shards, identity: str) -> Journal:
+def _take_up(plan: CheckpointPlan, staging: Path, shards: Shards, identity: str) -> Journal:
     """What an earlier run finished, looked at byte by byte; everything else that it left is removed."""
     journal = read_journal(staging, identity)
+    if set(journal.largest) != set(plan.groups):
+        journal = Journal(plan=journal.plan)
     finished = {name: journal.shards[name] for name in shards if is_finished(staging / name, journal)}
     for leftover in staging.iterdir():
-        if leftover.name not in finished and leftover.name != JOURNAL:
-            with naming_os_errors(leftover):
-                leftover.unlink()
+        if leftover.name not in finished and (leftover.name != JOURNAL or not leftover.is_file()):
+            remove_leftover(leftover)
     return msgspec.structs.replace(journal, shards=finished)
 
 
@@ -227,6 +228,8 @@ def _move(staging: Path, path: Path) -> None:
         if path.exists():
             path.rmdir()
         staging.rename(path)
+        # Only now: until the folder has its name, the journal is what another run goes on by.
+        (path / JOURNAL).unlink()
 
 
 @contextmanager

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales, refuse_other_format, refuse_unknown
+from peagle_trt.quant.activation_scales import (
+    NO_SCALES,
+    ActivationScales,
+    refuse_any,
+    refuse_no_format,
+    refuse_other_format,
+    refuse_unknown,
+)
 from peagle_trt.quant.layer_kinds import kind_of
 from peagle_trt.quant.layer_recipes import (
     MIXED,
@@ -169,15 +176,20 @@ def finish(
 
     Raises:
         CheckpointError: The recipe matches nothing, splits what loaders fuse, or the scales do not fit.
+        UsageError: There are scales, and the recipe leaves activations and caches alone.
     """
     if not planner.is_matched:
         raise refuse_no_match(recipe, planner.path)
     planner.require_whole_groups()
     refuse_unknown(planner.scales, planner.modules)
+    if rules.cache == "none" and all(layer.activations == "none" for layer in planner.layers):
+        refuse_any(planner.scales, recipe.name)
     algorithm = common_algorithm(planner.algorithm_of_layers.values())
     quant_document = None
     if algorithm is not None:
-        if algorithm != MIXED:
+        if algorithm == MIXED:
+            refuse_no_format(planner.scales)
+        else:
             refuse_other_format(planner.scales, algorithm)
         layers = planner.algorithm_of_layers
         quant_document = quant_file(algorithm, rules.cache, left_out, layers)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.activation_scales import ActivationScales
 from peagle_trt.quant.fp8 import LARGEST_E4M3
@@ -24,6 +26,7 @@ from peagle_trt.writers.quantized.layers import LayerPlan
 Source = TensorSpec | PackedTensor
 # Largest number of a format, by which maxima are divided.
 _LARGEST = {"fp8": LARGEST_E4M3, "nvfp4": LARGEST_E2M1 * LARGEST_E4M3}
+_FLOAT32 = np.finfo(np.float32)
 _LINEAR_KINDS = ("embedding", "lm_head", "fc", "qkv", "o", "gate_up", "down", "router", "experts")
 
 
@@ -188,7 +191,10 @@ class Planner:
         patterns: Sequence[str] = self.rules.keep if isinstance(self.rules, TargetLayers) else ()
         for pattern in patterns:
             if not fnmatch.filter(self.modules, pattern):
-                raise CheckpointError(f"`{self.path}` has no layer `{pattern}`, which the recipe keeps")
+                raise CheckpointError(
+                    f"`{self.path}` has no layer `{pattern}`, which the recipe keeps",
+                    hint=f"names are such as `{next(iter(self.modules))}`; `inspect` shows the layers",
+                )
 
     def _stack_input(self, name: str, scheme: LayerScheme) -> list[Job]:
         if scheme.activations == "none":
@@ -201,7 +207,14 @@ class Planner:
         scale, measured = self.scales.shared(names), self.scales.format
         if not measured or scheme.activations == "none":
             return scale
-        return scale * _LARGEST[measured] / _LARGEST[scheme.activations]
+        own = scale * _LARGEST[measured] / _LARGEST[scheme.activations]
+        if not _FLOAT32.tiny <= own <= _FLOAT32.max:
+            raise CheckpointError(
+                f"`{self.scales.path}`: `{names[0]}` is {scale:.3g}, which float32 cannot hold as a scale of "
+                f"{scheme.activations}",
+                hint="calibrate again",
+            )
+        return own
 
     def _require_blocks(self, spec: TensorSpec, module: str, scheme: LayerScheme, axis: int = -1) -> None:
         columns = spec.shape[axis]

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from safetensors.torch import save_file as save_torch
 
-from peagle_trt.errors import CheckpointError
+from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.quant.activation_scales import read_activation_scales
 from peagle_trt.quant.layer_recipes import LayerRecipe, load_layer_recipe
 from peagle_trt.readers import read_head, read_target
@@ -152,6 +152,7 @@ BAD_SCALES = {
         {f"{Q_PROJ}.input_scale": np.array(0, np.float32)},
         f"`{Q_PROJ}.input_scale` holds a number that is no positive",
     ),
+    "denormal": ({f"{Q_PROJ}.input_scale": np.array(1e-45, np.float32)}, "holds a number that is no positive"),
     "nan": ({f"{Q_PROJ}.input_scale": np.array(np.nan, np.float32)}, "holds a number that is no positive"),
     "vector": ({f"{Q_PROJ}.input_scale": np.ones(64, np.float32)}, r"is F32 \[64\], expected F32 of 0 dim"),
     "awq": ({f"{Q_PROJ}.pre_quant_scale": np.ones(64, np.float32)}, "pre_quant_scale`, by which AWQ"),
@@ -189,3 +190,44 @@ def test_zeros_are_written_with_the_scale_1(tmp_path: Path) -> None:
     assert float(found["model.layers.0.mlp.down_proj.weight_scale_2"]) == 1
     assert set(found["model.layers.0.mlp.down_proj.weight_scale"].float().flatten().tolist()) == {1.0}
     assert not read_target(tmp_path / "out").weights.load("layers.0.down_proj").any()
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "w4a16-nvfp4"])
+def test_scales_of_what_a_recipe_leaves_alone(sources: Path, tmp_path: Path, recipe: str) -> None:
+    path = tmp_path / "s.safetensors"
+    save_file(scales_of(sources / "llama", "nvfp4"), path, metadata={"recipe": "nvfp4"})
+    with pytest.raises(UsageError, match=f"which recipe `{recipe}` leaves alone"):
+        plan_target(read_target(sources / "llama"), load_layer_recipe(recipe), read_activation_scales(path))
+
+
+def test_counts_of_thousands_of_digits(sources: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s.safetensors"
+    save_file(scales_of(sources / "llama", "fp8"), path, metadata={"samples": "9" * 5000})
+    with pytest.raises(CheckpointError, match="expected numbers"):
+        read_activation_scales(path)
+
+
+TWO_FORMATS = (
+    '[target]\no = { weights = "fp8", activations = "fp8" }\ndown = { weights = "nvfp4", activations = "nvfp4" }'
+)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "value", "message"),
+    [
+        ({}, 1.0, "does not say which number format its scales were measured for"),
+        ({"recipe": "nvfp4"}, 3.4e38, r"o_proj.input_scale` is 3.4e\+38, which float32 cannot hold as a scale of"),
+        ({"recipe": "fp8"}, 2e-38, "down_proj.input_scale` is 2e-38, which float32 cannot hold as a scale of nvfp4"),
+    ],
+)
+def test_scales_that_cannot_be_brought_to_each_layer_s_format(
+    sources: Path, tmp_path: Path, metadata: dict[str, str], value: float, message: str
+) -> None:
+    path = tmp_path / "s.safetensors"
+    scales = scales_of(sources / "llama", "nvfp4")
+    for name in scales:
+        if name.endswith((".o_proj.input_scale", ".down_proj.input_scale")):
+            scales[name] = np.array(value, np.float32)
+    save_file(scales, path, metadata=metadata)
+    with pytest.raises(CheckpointError, match=message):
+        plan_target(read_target(sources / "llama"), own_recipe(tmp_path, TWO_FORMATS), read_activation_scales(path))
