@@ -88,7 +88,7 @@ class HttpClient:
                     piece = _checked(json.loads(line[len(b"data:") :]), response.status)
                     yield piece
             if "finish_reason" not in piece:
-                raise PeagleError("the answer broke off before its last piece")
+                raise PeagleError("the server broke an answer off: its last piece never came")
         finally:
             response.close()
             connection.close()

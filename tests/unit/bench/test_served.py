@@ -74,7 +74,7 @@ def test_pieces_of_triton_become_an_answer(server: Any) -> None:
     server.answer = events(
         {"output_ids": 5},
         {"output_ids": [6, 7]},
-        {"output_ids": [], "num_verify_steps": 2, "accepted_by_position": [1, 0, 0]},
+        {"output_ids": [], "num_verify_steps": 2, "accepted_by_position": [1, 0, 0], "finish_reason": "stop"},
     )
     client = open_served(server.url, is_chat=True, ends=False, sampling=Sampling(temperature=0.5, seed=7))
     first, second = client.answer(["a", "b"], METHOD, 9)
