@@ -74,7 +74,7 @@ def plot(results: Results, path: Path) -> None:
     right.axvline(_mean(plain), color="black", linewidth=1, label="fp32")
     right.set_xlabel("acceptance length, mean over prompt sets")
     right.set_xlim(left=1.0)
-    right.legend(title="quantized")
+    right.legend(title="quantized", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     left.invert_yaxis()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
