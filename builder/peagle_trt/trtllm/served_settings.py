@@ -62,12 +62,13 @@ def read_served_settings(head_path: Path) -> ServedSettings:
         ) from error
 
 
-def is_parallel_head(head_path: Path) -> bool:
-    """Whether a folder holds a P-EAGLE head; says nothing of whether it is sound."""
+def is_served_head(head_path: Path) -> bool:
+    """Whether a folder holds a head that is ours to serve: a P-EAGLE one, or one that a build wrote its limits into."""
     try:
-        return bool(read_config(head_path).get("parallel_drafting"))
+        document = read_config(head_path)
     except CheckpointError:
         return False
+    return bool(document.get("parallel_drafting")) or SECTION in document
 
 
 def read_config(head_path: Path) -> Mapping[str, object]:
