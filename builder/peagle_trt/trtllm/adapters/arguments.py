@@ -1,4 +1,4 @@
-"""TensorRT-LLM's own arguments, looked at before it makes an executor: nothing is loaded yet, and all of them are known."""
+"""TensorRT-LLM's own arguments, looked at where all of them are known and no weight is loaded."""
 
 from __future__ import annotations
 
