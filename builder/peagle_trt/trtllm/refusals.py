@@ -190,6 +190,11 @@ def _require_sizes(head_path: Path, config: DrafterConfig, target: TargetSizes) 
                 f"the head `{head_path}` does not fit: its `{name}` is {found}, the target's `{other}` {expected}",
                 hint="it was trained for another target",
             )
+    if config.is_parallel and config.mask_token_id >= target.vocab_size:
+        raise CheckpointError(
+            f"the head `{head_path}` masks with token {config.mask_token_id}; the target has {target.vocab_size}",
+            hint="build it again: its configuration was changed by hand",
+        )
     if not config.has_own_embeddings and config.hidden_size != target.hidden_size:
         raise CheckpointError(
             f"the head `{head_path}` has no embeddings and is {config.hidden_size} wide; the target's are "

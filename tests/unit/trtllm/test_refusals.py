@@ -88,7 +88,21 @@ def test_a_head_without_the_limits_of_a_build_is_refused(
         construct(registry, small_pair, served_head)
 
 
-@pytest.mark.parametrize("value", [{"draft_tokens": 5}, {"draft_tokens": "5"}, 7])
+LIMITS = {"draft_tokens": 5, "max_batch_size": 4, "max_sequence_length": 200}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"draft_tokens": 5},
+        {"draft_tokens": "5"},
+        7,
+        LIMITS | {"draft_tokens": 17},
+        LIMITS | {"max_batch_size": 0},
+        LIMITS | {"max_sequence_length": -9},
+        LIMITS | {"max_sequence_length": 10**12},
+    ],
+)
 def test_damaged_limits_are_refused(
     registry: dict[str, Any], small_pair: Small, served_head: Path, value: object
 ) -> None:
@@ -101,6 +115,26 @@ def test_a_damaged_head_is_refused(registry: dict[str, Any], small_pair: Small, 
     edit_tensors(served_head, mask_hidden=None)
     with pytest.raises(CheckpointError, match="mask_hidden"):
         construct(registry, small_pair, served_head)
+
+
+@pytest.mark.parametrize("text", ['{"parallel_dra', "[]", "\ufffd{}", ""])
+def test_a_head_whose_configuration_is_damaged_is_not_left_to_tensorrt_llm(
+    registry: dict[str, Any], small_pair: Small, served_head: Path, text: str
+) -> None:
+    (served_head / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        construct(registry, small_pair, served_head)
+
+
+def test_a_mask_that_is_no_token_is_refused(registry: dict[str, Any], small_pair: Small, served_head: Path) -> None:
+    edit_document(served_head, **dict.fromkeys(("mask_token_id", "pard_token", "ptd_token_id"), 300))
+    with pytest.raises(CheckpointError, match="masks with token 300; the target has 300"):
+        construct(registry, small_pair, served_head)
+
+
+def test_a_k_that_is_not_set_is_refused(registry: dict[str, Any], small_pair: Small, served_head: Path) -> None:
+    with pytest.raises(PlanError, match=r"max_draft_len` is None; the build was made for 1\.\.5"):
+        construct(registry, small_pair, served_head, max_draft_len=None)
 
 
 def test_a_plain_head_is_left_to_tensorrt_llm(registry: dict[str, Any], small_pair: Small, served_head: Path) -> None:

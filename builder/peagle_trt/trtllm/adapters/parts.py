@@ -52,7 +52,7 @@ def peagle_parts(model_config: Any) -> Iterator[None]:
     settings = read_served_settings(head_path)
     require_parallelism(model_config.mapping)
     require_speculation(spec_config)
-    require_draft_tokens(settings, int(spec_config.max_draft_len))
+    require_draft_tokens(settings, spec_config.max_draft_len)
     head = read_fitting_head(head_path, model_config.pretrained_config, spec_config.eagle3_layers_to_capture)
     engine = OneEngine(settings)
     stock = modeling_speculative.get_draft_model, modeling_speculative.get_spec_worker
