@@ -15,6 +15,7 @@ import yaml
 
 from peagle_trt import catalog, pipeline
 from peagle_trt.build_folder import read_manifest
+from peagle_trt.bundle import build as bundle_build
 from peagle_trt.bundle.gpus import experts_backend
 from peagle_trt.bundle.vllm import vllm_files
 from peagle_trt.bundle.yaml_text import write_yaml
@@ -219,6 +220,15 @@ def test_on_hopper_the_experts_use_other_kernels(tmp_path: Path) -> None:
     save_target(tmp_path / "target", "GptOssForCausalLM")
     config = read_target(tmp_path / "target").config
     assert [experts_backend(config, each) for each in ("90", "100")] == ["CUTLASS", "TRTLLM"]
+
+
+def test_a_target_on_another_disk_counts_as_new_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tiny_spec(tmp_path, "trtllm", precision="native")
+    pair = read_target(spec.target_path), read_drafter(spec.drafter_path)
+    new, shared = bundle_build.written_bytes(spec, *pair)
+    assert 0 < new < new + shared
+    monkeypatch.setattr(bundle_build, "shares_file_system", lambda path, folder: False)
+    assert bundle_build.written_bytes(spec, *pair) == (new + shared, 0)
 
 
 def test_a_stage_that_a_backend_lacks_is_refused(tmp_path: Path) -> None:
