@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -75,11 +76,22 @@ def wait_for(llm: Any, prompts: Sequence[str], sampling: Any) -> list[Any]:
 
 
 def read_arguments(build_path: Path, release: str, *, drafts: bool) -> dict[str, Any]:
-    """Arguments of `LLM` from the build's settings for a release, paths made whole."""
+    """Arguments of `LLM` from the build's settings for a release, paths made whole.
+
+    Raises:
+        PlanError: The folder is no such build, or its settings are damaged.
+    """
     import msgspec
 
-    arguments = msgspec.yaml.decode((build_path / SETTINGS.format(release=release)).read_bytes(), type=dict[str, Any])
-    speculation = arguments.pop(SPECULATION)
+    from peagle_trt.errors import PlanError
+
+    path = build_path / SETTINGS.format(release=release)
+    try:
+        arguments = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
+        speculation = msgspec.convert(arguments.pop(SPECULATION, None), dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        hint = "give the folder that `peagle-trt build --backend trtllm` wrote"
+        raise PlanError(f"cannot read `{path}`: {error}", hint=hint) from error
     if drafts:
         paths = {key: str(build_path / value) for key, value in speculation.items() if "speculative_model" in key}
         arguments[SPECULATION] = speculation | paths
@@ -131,13 +143,21 @@ def run_apart(arguments: argparse.Namespace, *, drafts: bool) -> dict[str, Any]:
     return document
 
 
+def whole_number(text: str) -> int:
+    """A number from 1 on: none of these would measure anything at 0."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not in the range x>=1")
+    return number
+
+
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", type=Path)
-    parser.add_argument("--num-prompts", type=int, default=32)
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--num-prompts", type=whole_number, default=32)
+    parser.add_argument("--max-tokens", type=whole_number, default=256)
+    parser.add_argument("--concurrency", type=whole_number, default=1)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--mode", choices=("plain", "drafted"), help=argparse.SUPPRESS)
     return parser.parse_args(words)
@@ -145,9 +165,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     """Run both modes and compare."""
+    arguments = parse()
+    if importlib.util.find_spec("msgspec") is None:
+        print(f"error: {sys.executable} has no `msgspec`\nhint: pip install peagle-trt", file=sys.stderr)
+        return 3
     from peagle_trt.errors import PeagleError
 
-    arguments = parse()
     options = {name: getattr(arguments, name) for name in ("num_prompts", "max_tokens", "concurrency")}
     try:
         if arguments.mode:

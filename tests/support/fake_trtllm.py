@@ -27,8 +27,11 @@ GRAPH_PADDING_ID = (1 << 64) - 1
 class FakeMode:
     """`SpeculativeDecodingMode`, as far as one-model Eagle3 asks."""
 
+    def __init__(self, *, is_one_model: bool = True) -> None:
+        self.is_one_model = is_one_model
+
     def is_eagle3_one_model(self) -> bool:
-        return True
+        return self.is_one_model
 
 
 @dataclass
@@ -40,6 +43,25 @@ class FakeSpecConfig:
     eagle3_layers_to_capture: Any = None
     max_concurrency: Any = None
     spec_dec_mode: Any = field(default_factory=FakeMode)
+
+
+@dataclass
+class FakeCacheConfig:
+    """`KvCacheConfig` (llmapi/llm_args.py), with its defaults."""
+
+    enable_block_reuse: bool = True
+
+
+@dataclass
+class FakeArguments:
+    """`TorchLlmArgs` (llmapi/llm_args.py), with its defaults."""
+
+    speculative_config: Any = None
+    kv_cache_config: Any = field(default_factory=FakeCacheConfig)
+    cache_transceiver_config: Any = None
+    kv_connector_config: Any = None
+    max_batch_size: int | None = 2048
+    max_seq_len: int | None = None
 
 
 @dataclass
@@ -306,6 +328,7 @@ def build_modules(release: str) -> dict[str, ModuleType]:
             "tensorrt_llm._torch.speculative.eagle3",
             "tensorrt_llm._torch.pyexecutor",
             "tensorrt_llm._torch.pyexecutor.model_engine",
+            "tensorrt_llm._torch.pyexecutor.py_executor_creator",
         )
     }
     root: Any = modules["tensorrt_llm"]
@@ -369,6 +392,13 @@ def _fill(modules: dict[str, Any], registry: dict[str, Any], *, is_newer: bool) 
     modules["modeling_speculative"].get_draft_model = get_draft_model
     modules["modeling_speculative"].get_spec_worker = get_spec_worker
     modules["model_engine"].get_spec_metadata = get_spec_metadata
+
+    def create_py_executor(
+        llm_args: Any, checkpoint_dir: Any = None, tokenizer: Any = None, profiling_stage_data: Any = None
+    ) -> str:
+        return "weights are loaded"
+
+    modules["py_executor_creator"].create_py_executor = create_py_executor
     modules["interface"].SpecWorkerBase = NewerWorkerBase if is_newer else OlderWorkerBase
     modules["eagle3"].Eagle3OneModelSpecMetadata = Eagle3OneModelSpecMetadata
     for module, name in (

@@ -10,7 +10,7 @@ from peagle_trt import __version__
 from peagle_trt.bundle.gpus import DEFAULT_CAPABILITY, require_capability
 from peagle_trt.bundle.registry import AS_STORED, SERVERS
 from peagle_trt.errors import CheckpointError, PlanError, VerificationError
-from peagle_trt.files import link_or_copy, naming_os_errors, write_text
+from peagle_trt.files import link_or_copy, naming_os_errors, shares_file_system, write_text
 from peagle_trt.quant.activation_scales import ActivationScales
 from peagle_trt.quant.layer_recipes import load_layer_recipe
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, checkpoint_files, read_head, read_target
@@ -175,7 +175,9 @@ def written_bytes(spec: BuildSpec, target: TargetCheckpoint, drafter: DrafterChe
     """Bytes that are new on the disk, at most, and bytes that are shared with the checkpoint."""
     whole = sum(path.stat().st_size for path in checkpoint_files(spec.target_path))
     head = sum(path.stat().st_size for path in checkpoint_files(spec.drafter_path))
-    return (head, whole) if spec.precision == AS_STORED else (head + whole, 0)
+    # Bytes are shared by links, which do not leave a disk.
+    is_shared = spec.precision == AS_STORED and shares_file_system(spec.target_path, spec.output_path)
+    return (head, whole) if is_shared else (head + whole, 0)
 
 
 def _link_target(source: Path, destination: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 from peagle_trt.bundle.fields import check_document, read_fields
 from peagle_trt.bundle.gpus import cache_type
@@ -14,8 +15,8 @@ from peagle_trt.spec import BuildSpec
 _SERVE_TEXT = """#!/bin/sh
 # Start this build with vLLM 0.16 or newer. Prefix caching is off: tokens that are reused never pass the drafter.
 cd "$(dirname "$0")" && exec vllm serve ./target --served-model-name {name} --max-num-seqs {max_num_seqs} \\
-  --max-model-len {max_model_len} --no-enable-prefix-caching \\
-  --speculative-config '{speculation}' "$@"
+  --max-model-len {max_model_len} --kv-cache-dtype {kv_cache_dtype} --no-enable-prefix-caching \\
+  --speculative-config {speculation} "$@"
 """
 
 _TRITON_TEXT = """#!/bin/sh
@@ -35,10 +36,12 @@ def vllm_files(spec: BuildSpec) -> dict[str, str]:
     """
     arguments = vllm_arguments(spec, "./target", "./drafter")
     serve = _SERVE_TEXT.format(
-        name=json.dumps(spec.name),
+        # A folder's name may hold anything that a shell would run.
+        name=shlex.quote(spec.name),
         max_num_seqs=arguments["max_num_seqs"],
         max_model_len=arguments["max_model_len"],
-        speculation=json.dumps(arguments["speculative_config"]),
+        kv_cache_dtype=arguments["kv_cache_dtype"],
+        speculation=shlex.quote(json.dumps(arguments["speculative_config"])),
     )
     config: dict[str, Field] = {
         "backend": "vllm",

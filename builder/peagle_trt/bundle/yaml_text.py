@@ -15,9 +15,10 @@ def write_yaml(document: Document, heading: Sequence[str] = ()) -> str:
 
     Args:
         document: Keys in order; lists hold scalars alone and are written on one line.
-        heading: Lines of comment above it.
+        heading: Lines of comment above it; a break inside one would end the comment, so none is kept.
     """
-    return "".join(f"{line}\n" for line in (*(f"# {line}" for line in heading), *_lines(document, "")))
+    comments = (f"# {' '.join(line.split())}" for line in heading)
+    return "".join(f"{line}\n" for line in (*comments, *_lines(document, "")))
 
 
 def _lines(document: Document, indent: str) -> Iterator[str]:

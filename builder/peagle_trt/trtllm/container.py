@@ -10,8 +10,8 @@ from peagle_trt.machine import Machine
 from peagle_trt.trtllm.releases.support import CONTAINERS, find_differences, find_version, name_release
 from peagle_trt.trtllm.releases.table import read_table
 
-MIN_CAPABILITY = 90
-"""Compute capability times ten, below which the worker's settings are unknown."""
+KNOWN_CAPABILITIES = (90, 100, 103)
+"""Compute capability times ten, where the settings of a build are known; `build --sm` takes the same."""
 GIBBERISH_CAPABILITY = 120
 """Where TensorRT-LLM's own decoding with drafts gave gibberish (its issue 11125, 1.2.0rc8)."""
 _NEEDED = ("msgspec", "numpy", "torch", "safetensors")
@@ -60,7 +60,8 @@ def _gpu_problems(machine: Machine) -> Iterator[str]:
     for gpu in machine.gpus:
         major, _, minor = gpu.compute_capability.partition(".")
         capability = 10 * int(major) + int(minor or 0)
-        if capability < MIN_CAPABILITY:
-            yield f"{gpu.name} is SM{capability}; settings are known from SM{MIN_CAPABILITY} on"
+        if capability not in (*KNOWN_CAPABILITIES, GIBBERISH_CAPABILITY):
+            known = ", ".join(f"SM{each}" for each in KNOWN_CAPABILITIES)
+            yield f"{gpu.name} is SM{capability}; settings are known for {known}"
         if capability == GIBBERISH_CAPABILITY:
             yield f"{gpu.name} is SM{capability}, where TensorRT-LLM gave gibberish with drafts (its issue 11125)"

@@ -8,6 +8,7 @@ from typing import Protocol
 from peagle_trt.errors import CheckpointError, PlanError
 from peagle_trt.readers import DrafterCheckpoint, read_drafter
 from peagle_trt.spec import DrafterConfig
+from peagle_trt.trtllm.served_settings import ServedSettings
 
 
 class Mapping(Protocol):
@@ -23,6 +24,30 @@ class Speculation(Protocol):
 
     max_draft_len: int | None
     max_concurrency: int | None
+    spec_dec_mode: Mode
+
+
+class Mode(Protocol):
+    """`SpeculativeDecodingMode`."""
+
+    def is_eagle3_one_model(self) -> bool:
+        """Whether one engine holds target and drafter."""
+
+
+class CacheSettings(Protocol):
+    """`KvCacheConfig`."""
+
+    enable_block_reuse: bool
+
+
+class ServerArguments(Protocol):
+    """`TorchLlmArgs`, as far as both releases have it."""
+
+    kv_cache_config: CacheSettings
+    cache_transceiver_config: object
+    kv_connector_config: object
+    max_batch_size: int | None
+    max_seq_len: int | None
 
 
 class TargetSizes(Protocol):
@@ -33,8 +58,59 @@ class TargetSizes(Protocol):
     num_hidden_layers: int
 
 
-_NEWER_OPTIONS = ("draft_len_schedule", "use_rejection_sampling", "use_dynamic_tree", "sa_config", "eagle_choices")
+_NEWER_OPTIONS = (
+    "draft_len_schedule",
+    "use_rejection_sampling",
+    "use_dynamic_tree",
+    "sa_config",
+    "eagle_choices",
+    "acceptance_window",
+    "acceptance_length_threshold",
+)
 """Options of `speculative_config` that not every release has, and that a P-EAGLE worker cannot honour."""
+
+
+def require_arguments(llm_args: ServerArguments, settings: ServedSettings) -> None:
+    """Refuse a server that would hand the drafter what it never read, or what its cache has no room for.
+
+    Raises:
+        PlanError: Tokens may reach the target's cache from elsewhere, or a limit of the build is left behind.
+    """
+    foreign = {
+        "kv_cache_config.enable_block_reuse": llm_args.kv_cache_config.enable_block_reuse,
+        "cache_transceiver_config": llm_args.cache_transceiver_config,
+        "kv_connector_config": llm_args.kv_connector_config,
+    }
+    for name, value in foreign.items():
+        if value:
+            raise PlanError(
+                f"`{name}` is {value!r}: the target would take over tokens that never passed the drafter, whose cache "
+                "is its own",
+                hint=f"set `{name}` to false" if value is True else f"leave `{name}` out",
+            )
+    limits = (
+        ("max_batch_size", llm_args.max_batch_size, settings.max_batch_size, "--max-batch-size"),
+        ("max_seq_len", llm_args.max_seq_len, settings.max_sequence_length, "--max-sequence-length"),
+    )
+    for name, found, largest, option in limits:
+        if found is None or found > largest:
+            raise PlanError(
+                f"`{name}` is {'not set' if found is None else found}; the build was made for {largest}",
+                hint=f"set `{name}: {largest}`, or build again with a larger {option}",
+            )
+
+
+def require_one_model(config: Speculation) -> None:
+    """Refuse to leave a P-EAGLE head to a worker that would draft with it token by token, which it never learned.
+
+    Raises:
+        PlanError: Another way of decoding with drafts was asked for.
+    """
+    if not config.spec_dec_mode.is_eagle3_one_model():
+        raise PlanError(
+            "`speculative_config` names a P-EAGLE head and another way of drafting than Eagle3 in one model",
+            hint="take `decoding_type` as the build's config file has it, and leave `eagle3_one_model` on",
+        )
 
 
 def require_parallelism(mapping: Mapping) -> None:
@@ -114,6 +190,11 @@ def _require_sizes(head_path: Path, config: DrafterConfig, target: TargetSizes) 
                 f"the head `{head_path}` does not fit: its `{name}` is {found}, the target's `{other}` {expected}",
                 hint="it was trained for another target",
             )
+    if config.is_parallel and config.mask_token_id >= target.vocab_size:
+        raise CheckpointError(
+            f"the head `{head_path}` masks with token {config.mask_token_id}; the target has {target.vocab_size}",
+            hint="build it again: its configuration was changed by hand",
+        )
     if not config.has_own_embeddings and config.hidden_size != target.hidden_size:
         raise CheckpointError(
             f"the head `{head_path}` has no embeddings and is {config.hidden_size} wide; the target's are "

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from peagle_trt.errors import CheckpointError, PlanError
+from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
 SECTION = "peagle_trt"
 """Key of config.json; TensorRT-LLM ignores keys it does not know."""
+LARGEST_LIMIT = 1 << 24
+"""Requests, or tokens: more is a slip of somebody's editor, and a memory error an hour later."""
 
 
 class ServedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,9 +27,9 @@ class ServedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         max_sequence_length: Prompt and answer together, in tokens.
     """
 
-    draft_tokens: int
-    max_batch_size: int
-    max_sequence_length: int
+    draft_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_TOKENS)]
+    max_batch_size: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_LIMIT)]
+    max_sequence_length: Annotated[int, msgspec.Meta(ge=1, le=LARGEST_LIMIT)]
 
     @property
     def longest_sequence(self) -> int:
@@ -62,12 +66,16 @@ def read_served_settings(head_path: Path) -> ServedSettings:
         ) from error
 
 
-def is_parallel_head(head_path: Path) -> bool:
-    """Whether a folder holds a P-EAGLE head; says nothing of whether it is sound."""
-    try:
-        return bool(read_config(head_path).get("parallel_drafting"))
-    except CheckpointError:
+def is_served_head(head_path: Path) -> bool:
+    """Whether a folder holds a head that is ours to serve: a P-EAGLE one, or one that a build wrote its limits into.
+
+    Raises:
+        CheckpointError: Its config.json is damaged, so nobody can say.
+    """
+    if not (head_path / "config.json").exists():
         return False
+    document = read_config(head_path)
+    return bool(document.get("parallel_drafting")) or SECTION in document
 
 
 def read_config(head_path: Path) -> Mapping[str, object]:
@@ -86,14 +94,14 @@ def read_config(head_path: Path) -> Mapping[str, object]:
     return document
 
 
-def require_draft_tokens(settings: ServedSettings, draft_tokens: int) -> None:
+def require_draft_tokens(settings: ServedSettings, draft_tokens: int | None) -> None:
     """Refuse a K that the drafter's cache has no room for.
 
     Raises:
-        PlanError: It lies outside 1..K of the build.
+        PlanError: It is not set, or lies outside 1..K of the build.
     """
-    if not 1 <= draft_tokens <= settings.draft_tokens:
+    if draft_tokens is None or not 1 <= draft_tokens <= settings.draft_tokens:
         raise PlanError(
             f"`speculative_config.max_draft_len` is {draft_tokens}; the build was made for 1..{settings.draft_tokens}",
-            hint="lower it, or build again with a larger -k",
+            hint=f"set `max_draft_len: {settings.draft_tokens}`, or build again with another -k",
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,10 @@ import yaml
 
 from peagle_trt import catalog, pipeline
 from peagle_trt.build_folder import read_manifest
+from peagle_trt.bundle import build as bundle_build
 from peagle_trt.bundle.gpus import experts_backend
+from peagle_trt.bundle.vllm import vllm_files
+from peagle_trt.bundle.yaml_text import write_yaml
 from peagle_trt.cli.main import run
 from peagle_trt.decode.session import open_build
 from peagle_trt.errors import CheckpointError, PlanError, UsageError
@@ -86,6 +91,32 @@ def test_the_launch_lines_can_be_started(built: BuildSpec) -> None:
     for name in ("serve", "serve-triton"):
         assert os.access(built.output_path / name, os.X_OK)
         assert str(built.output_path) not in (built.output_path / name).read_text()
+
+
+@pytest.mark.parametrize("name", ["$(touch pwned)", "`touch pwned`", "it's", 'a"b', "two words"])
+def test_a_name_is_never_run_by_the_shell(tmp_path: Path, name: str) -> None:
+    texts = vllm_files(tiny_spec(tmp_path, "vllm", name=name, precision="native"))
+    (tmp_path / "vllm").write_text('#!/bin/sh\nprintf "%s\\n" "$@"')
+    (tmp_path / "serve").write_text(texts["serve"])
+    for script in ("vllm", "serve"):
+        (tmp_path / script).chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    words = subprocess.run([tmp_path / "serve"], env=environment, capture_output=True, text=True, check=True).stdout
+    assert words.splitlines()[2:4] == ["--served-model-name", name]
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_vllms_two_doors_have_the_same_settings(tmp_path: Path) -> None:
+    texts = vllm_files(tiny_spec(tmp_path, "vllm", precision="fp8"))
+    arguments = json.loads(texts["triton/vllm_model/1/model.json"])
+    words = shlex.split(texts["serve"].replace("\\\n", " "), comments=True)
+    for name in ("max_num_seqs", "max_model_len", "kv_cache_dtype"):
+        assert words[words.index("--" + name.replace("_", "-")) + 1] == str(arguments[name])
+    assert json.loads(words[words.index("--speculative-config") + 1]) == arguments["speculative_config"]
+
+
+def test_a_name_cannot_end_the_comment_of_a_configuration() -> None:
+    assert write_yaml({"a": 1}, ["x\nb: 2, K = 5"]) == "# x b: 2, K = 5\na: 1\n"
 
 
 def test_it_is_not_run_here(built: BuildSpec) -> None:
@@ -189,6 +220,15 @@ def test_on_hopper_the_experts_use_other_kernels(tmp_path: Path) -> None:
     save_target(tmp_path / "target", "GptOssForCausalLM")
     config = read_target(tmp_path / "target").config
     assert [experts_backend(config, each) for each in ("90", "100")] == ["CUTLASS", "TRTLLM"]
+
+
+def test_a_target_on_another_disk_counts_as_new_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tiny_spec(tmp_path, "trtllm", precision="native")
+    pair = read_target(spec.target_path), read_drafter(spec.drafter_path)
+    new, shared = bundle_build.written_bytes(spec, *pair)
+    assert 0 < new < new + shared
+    monkeypatch.setattr(bundle_build, "shares_file_system", lambda path, folder: False)
+    assert bundle_build.written_bytes(spec, *pair) == (new + shared, 0)
 
 
 def test_a_stage_that_a_backend_lacks_is_refused(tmp_path: Path) -> None:

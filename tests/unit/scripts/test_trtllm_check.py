@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from peagle_trt import catalog, pipeline
+from peagle_trt.errors import PlanError
 from peagle_trt.spec import BuildSpec
 from tests.support.fake_trtllm import FakeLLM, installed
 
@@ -71,3 +72,26 @@ def test_without_the_container_it_says_what_is_missing(build_path: Path) -> None
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 3
     assert "TensorRT-LLM is not installed" in finished.stderr
+
+
+@pytest.mark.parametrize("text", [None, "a: [1", "speculative_config: 7", "max_batch_size: 8", "[]"])
+def test_damaged_settings_are_named(script: Any, tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config-1.4.yaml").write_text(text)
+    with pytest.raises(PlanError, match=r"cannot read .*config-1\.4\.yaml"):
+        script.read_arguments(tmp_path, "1.4", drafts=True)
+
+
+@pytest.mark.parametrize("option", ["--num-prompts", "--max-tokens", "--concurrency"])
+def test_a_measurement_of_nothing_is_refused(script: Any, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        script.parse(["build", option, "0"])
+    assert "0 is not in the range x>=1" in capsys.readouterr().err
+
+
+def test_a_python_without_our_packages_is_named(build_path: Path) -> None:
+    # Without `site` nothing that pip installed is found.
+    command = [sys.executable, "-S", str(SCRIPT), str(build_path)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 3
+    assert "has no `msgspec`" in finished.stderr

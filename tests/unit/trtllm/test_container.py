@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from peagle_trt.bundle.gpus import KNOWN_CAPABILITIES
 from peagle_trt.cli.main import run
 from peagle_trt.machine import Gpu, Machine
 from peagle_trt.trtllm import container
+from peagle_trt.trtllm.releases import support
+from peagle_trt.trtllm.releases.table import read_table
 from tests.support.fake_trtllm import installed
 
 PACKAGES = dict.fromkeys(("msgspec", "numpy", "torch", "safetensors"), "1")
@@ -48,12 +51,32 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
     assert all(f"`{name}` is not installed" in text for name in PACKAGES)
 
 
-@pytest.mark.parametrize(("capability", "what"), [("8.9", "SM89"), ("12.0", "gibberish")])
+@pytest.mark.parametrize(
+    ("capability", "what"), [("8.9", "SM89"), ("12.0", "gibberish"), ("11.0", "SM110"), ("12.1", "SM121")]
+)
 def test_a_gpu_that_is_not_known_is_named(capability: str, what: str) -> None:
     with installed("1.2.1"):
         report = container.look_at_container(machine(capability))
     assert len(report.problems) == 1
     assert what in report.problems[0]
+
+
+def test_it_takes_the_gpus_that_builds_are_made_for() -> None:
+    assert tuple(map(str, container.KNOWN_CAPABILITIES)) == KNOWN_CAPABILITIES
+
+
+@pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError])
+def test_a_package_that_does_not_load_is_a_problem_not_a_crash(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def import_module(name: str) -> object:
+        raise error("libcuda.so.1: cannot open shared object file")
+
+    table = read_table("1.2.1")
+    monkeypatch.setattr(support.importlib, "import_module", import_module)
+    problems = support.find_differences(table)
+    assert len(problems) == len(table.functions) + len(table.classes)
+    assert all("cannot be imported: libcuda.so.1" in problem for problem in problems)
 
 
 def test_an_unknown_release_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,8 @@ def door(host: LlmApiHost, pb_utils: Any) -> Iterator[ClassicDoor]:
 
 
 def write_model(folder: Path, settings: dict[str, Any]) -> Path:
+    for checkpoint in ("target", "drafter"):
+        (folder / checkpoint).mkdir()
     for path, text in llmapi_repository(settings).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
@@ -260,6 +262,13 @@ def test_a_fault_behind_the_door_reaches_the_client(door: ClassicDoor) -> None:
         ({"kv_cache_config": {"enable_block_reuse": True}}, "enable_block_reuse` is on"),
         ({"kv_cache_config": {"dtype": "fp8"}}, "enable_block_reuse` is on"),
         ({"speculative_config": 3}, "no section `speculative_config`"),
+        ({"speculative_config": {"max_draft_len": 5}}, "names no head"),
+        ({"speculative_config": {"speculative_model": "../elsewhere"}}, "`speculative_model` is '../elsewhere', which"),
+        ({"model": "../elsewhere"}, "`model` is '../elsewhere', which is no folder"),
+        ({"model": ""}, "`model` is '', which is no folder"),
+        ({"max_batch_size": 0}, "`max_batch_size` is 0; expected a number from 1 on"),
+        ({"max_batch_size": "3"}, "`max_batch_size` is '3'"),
+        ({"max_batch_size": True}, "`max_batch_size` is True"),
     ],
 )
 def test_settings_that_cannot_be_served_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

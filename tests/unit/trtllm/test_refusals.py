@@ -19,7 +19,7 @@ from peagle_trt.trtllm.runtime.one_engine import OneEngine
 from peagle_trt.trtllm.runtime.slots import SlotTable
 from peagle_trt.trtllm.served_settings import ServedSettings
 from tests.support.checkpoints import edit_tensors
-from tests.support.fake_trtllm import installed
+from tests.support.fake_trtllm import FakeArguments, FakeCacheConfig, FakeMode, installed
 from tests.support.trtllm_models import edit_document, load_pair, model_config
 
 Small = tuple[TargetCheckpoint, Path]
@@ -53,7 +53,9 @@ def test_a_k_above_the_builds_is_refused(registry: dict[str, Any], small_pair: S
         construct(registry, small_pair, served_head, draft_tokens=6)
 
 
-@pytest.mark.parametrize("option", ["max_concurrency", "use_rejection_sampling", "draft_len_schedule"])
+@pytest.mark.parametrize(
+    "option", ["max_concurrency", "use_rejection_sampling", "draft_len_schedule", "acceptance_window"]
+)
 def test_an_option_that_cannot_be_honoured_is_named(
     registry: dict[str, Any], small_pair: Small, served_head: Path, option: str
 ) -> None:
@@ -86,7 +88,21 @@ def test_a_head_without_the_limits_of_a_build_is_refused(
         construct(registry, small_pair, served_head)
 
 
-@pytest.mark.parametrize("value", [{"draft_tokens": 5}, {"draft_tokens": "5"}, 7])
+LIMITS = {"draft_tokens": 5, "max_batch_size": 4, "max_sequence_length": 200}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"draft_tokens": 5},
+        {"draft_tokens": "5"},
+        7,
+        LIMITS | {"draft_tokens": 17},
+        LIMITS | {"max_batch_size": 0},
+        LIMITS | {"max_sequence_length": -9},
+        LIMITS | {"max_sequence_length": 10**12},
+    ],
+)
 def test_damaged_limits_are_refused(
     registry: dict[str, Any], small_pair: Small, served_head: Path, value: object
 ) -> None:
@@ -101,11 +117,92 @@ def test_a_damaged_head_is_refused(registry: dict[str, Any], small_pair: Small, 
         construct(registry, small_pair, served_head)
 
 
+@pytest.mark.parametrize("text", ['{"parallel_dra', "[]", "\ufffd{}", ""])
+def test_a_head_whose_configuration_is_damaged_is_not_left_to_tensorrt_llm(
+    registry: dict[str, Any], small_pair: Small, served_head: Path, text: str
+) -> None:
+    (served_head / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        construct(registry, small_pair, served_head)
+
+
+def test_a_mask_that_is_no_token_is_refused(registry: dict[str, Any], small_pair: Small, served_head: Path) -> None:
+    edit_document(served_head, **dict.fromkeys(("mask_token_id", "pard_token", "ptd_token_id"), 300))
+    with pytest.raises(CheckpointError, match="masks with token 300; the target has 300"):
+        construct(registry, small_pair, served_head)
+
+
+def test_a_k_that_is_not_set_is_refused(registry: dict[str, Any], small_pair: Small, served_head: Path) -> None:
+    with pytest.raises(PlanError, match=r"max_draft_len` is None; the build was made for 1\.\.5"):
+        construct(registry, small_pair, served_head, max_draft_len=None)
+
+
 def test_a_plain_head_is_left_to_tensorrt_llm(registry: dict[str, Any], small_pair: Small, served_head: Path) -> None:
-    edit_document(served_head, parallel_drafting=None)
+    edit_document(served_head, parallel_drafting=None, peagle_trt=None)
     model = construct(registry, small_pair, served_head)
     assert model.draft_model.stock == "Eagle3ForCausalLM"
     assert model.spec_worker.stock == "Eagle3OneModelWorker"
+
+
+def test_a_head_whose_mark_was_edited_out_is_not_left_to_tensorrt_llm(
+    registry: dict[str, Any], small_pair: Small, served_head: Path
+) -> None:
+    edit_document(served_head, parallel_drafting=False)
+    with pytest.raises(CheckpointError, match=r"plain|parallel"):
+        construct(registry, small_pair, served_head)
+
+
+def test_a_head_is_not_left_to_another_way_of_drafting(
+    registry: dict[str, Any], small_pair: Small, served_head: Path
+) -> None:
+    with pytest.raises(PlanError, match="another way of drafting"):
+        construct(registry, small_pair, served_head, spec_dec_mode=FakeMode(is_one_model=False))
+    with pytest.raises(PlanError, match="another way of drafting"):
+        create_executor(small_pair, served_head, spec_dec_mode=FakeMode(is_one_model=False))
+
+
+def create_executor(small_pair: Small, head: Path, **options: Any) -> Any:
+    """What a worker process calls before any weight is loaded; options of `speculative_config` have `spec_` before."""
+    import sys
+
+    spec_config = model_config(
+        small_pair[0].config, head, **{name: options.pop(name) for name in list(options) if name.startswith("spec_")}
+    ).spec_config
+    fitting = {"kv_cache_config": FakeCacheConfig(enable_block_reuse=False), "max_batch_size": 4, "max_seq_len": 200}
+    creator: Any = sys.modules["tensorrt_llm._torch.pyexecutor.py_executor_creator"]
+    arguments = FakeArguments(speculative_config=spec_config, **(fitting | options))
+    return creator.create_py_executor(llm_args=arguments, checkpoint_dir=Path("target"), tokenizer=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"kv_cache_config": FakeCacheConfig()}, "enable_block_reuse` is True"),
+        ({"cache_transceiver_config": {"backend": "UCX"}}, "cache_transceiver_config"),
+        ({"kv_connector_config": {"connector_module": "x"}}, "kv_connector_config"),
+        ({"max_batch_size": 5}, "`max_batch_size` is 5; the build was made for 4"),
+        ({"max_batch_size": None}, "`max_batch_size` is not set"),
+        ({"max_seq_len": 201}, "`max_seq_len` is 201; the build was made for 200"),
+        ({"max_seq_len": None}, "`max_seq_len` is not set"),
+    ],
+)
+@pytest.mark.usefixtures("registry")
+def test_settings_that_a_drafter_cannot_follow_load_no_weight(
+    small_pair: Small, served_head: Path, options: dict[str, Any], what: str
+) -> None:
+    assert create_executor(small_pair, served_head) == "weights are loaded"
+    with pytest.raises(PlanError, match=what):
+        create_executor(small_pair, served_head, **options)
+
+
+@pytest.mark.usefixtures("registry")
+def test_settings_without_a_head_of_ours_are_left_alone(small_pair: Small, served_head: Path) -> None:
+    import sys
+
+    creator: Any = sys.modules["tensorrt_llm._torch.pyexecutor.py_executor_creator"]
+    assert creator.create_py_executor(FakeArguments()) == "weights are loaded"
+    edit_document(served_head, parallel_drafting=None, peagle_trt=None)
+    assert create_executor(small_pair, served_head, max_batch_size=2048) == "weights are loaded"
 
 
 def test_the_stock_parts_are_back_after_a_target_was_made(

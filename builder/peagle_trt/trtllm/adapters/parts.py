@@ -12,10 +12,10 @@ from tensorrt_llm._torch.pyexecutor import model_engine
 
 from peagle_trt.trtllm.adapters.draft_model import PEagleDraftModel
 from peagle_trt.trtllm.adapters.metadata import adopting
-from peagle_trt.trtllm.refusals import read_fitting_head, require_parallelism, require_speculation
+from peagle_trt.trtllm.refusals import read_fitting_head, require_one_model, require_parallelism, require_speculation
 from peagle_trt.trtllm.releases.support import worker_class
 from peagle_trt.trtllm.runtime.one_engine import OneEngine
-from peagle_trt.trtllm.served_settings import is_parallel_head, read_served_settings, require_draft_tokens
+from peagle_trt.trtllm.served_settings import is_served_head, read_served_settings, require_draft_tokens
 
 _constructed: list[OneEngine] = []
 """The engine of the target that was constructed last: a worker process serves one."""
@@ -48,10 +48,11 @@ def peagle_parts(model_config: Any) -> Iterator[None]:
         yield
         return
     head_path = Path(spec_config.speculative_model)
+    require_one_model(spec_config)
     settings = read_served_settings(head_path)
     require_parallelism(model_config.mapping)
     require_speculation(spec_config)
-    require_draft_tokens(settings, int(spec_config.max_draft_len))
+    require_draft_tokens(settings, spec_config.max_draft_len)
     head = read_fitting_head(head_path, model_config.pretrained_config, spec_config.eagle3_layers_to_capture)
     engine = OneEngine(settings)
     stock = modeling_speculative.get_draft_model, modeling_speculative.get_spec_worker
@@ -71,5 +72,4 @@ def peagle_parts(model_config: Any) -> Iterator[None]:
 
 
 def _is_ours(spec_config: Any) -> bool:
-    is_one_model = spec_config.spec_dec_mode.is_eagle3_one_model()
-    return is_one_model and spec_config.speculative_model and is_parallel_head(Path(spec_config.speculative_model))
+    return bool(spec_config.speculative_model) and is_served_head(Path(spec_config.speculative_model))

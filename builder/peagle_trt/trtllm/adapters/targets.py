@@ -18,8 +18,10 @@ from tensorrt_llm._torch.models.modeling_qwen3 import Qwen3ForCausalLM
 from tensorrt_llm._torch.models.modeling_qwen3_moe import Qwen3MoeForCausalLM
 from tensorrt_llm._torch.models.modeling_utils import register_auto_model
 
+from peagle_trt.trtllm.adapters.arguments import check_arguments
 from peagle_trt.trtllm.adapters.parts import follow_steps, peagle_parts
 
+check_arguments()
 follow_steps()
 
 

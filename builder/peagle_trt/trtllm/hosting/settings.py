@@ -31,7 +31,7 @@ def read_llm_settings(path: Path) -> LlmSettings:
     """Read `model.yaml`; relative paths mean its folder.
 
     Raises:
-        PlanError: It is absent or damaged, or reuses the target's cache.
+        PlanError: It is absent or damaged, lacks the pair or the number of requests, or reuses the target's cache.
     """
     try:
         document = msgspec.yaml.decode(path.read_bytes(), type=dict[str, object])
@@ -44,12 +44,15 @@ def read_llm_settings(path: Path) -> LlmSettings:
             f"`{path}`: `kv_cache_config.enable_block_reuse` is on, and the drafter's cache cannot follow",
             hint="set it to false",
         )
-    for name in _PATHS:
-        if name in speculation:
-            speculation[name] = _whole(path.parent, speculation[name])
-    document |= {"speculative_config": speculation, "model": _whole(path.parent, document.get("model", ""))}
+    heads = {name: _whole(path, name, value) for name, value in speculation.items() if name in _PATHS}
+    if not heads:
+        raise PlanError(f"`{path}`: `speculative_config` names no head", hint=f"give its folder as `{_PATHS[0]}`")
+    target = _whole(path, "model", document.get("model"))
+    document |= {"speculative_config": speculation | heads, "model": target}
     batch = document.get("max_batch_size")
-    return LlmSettings(arguments=document, max_requests=batch if isinstance(batch, int) else 1)
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise PlanError(f"`{path}`: `max_batch_size` is {batch!r}; expected a number from 1 on", hint="mind the quotes")
+    return LlmSettings(arguments=document, max_requests=batch)
 
 
 def forget_launcher() -> None:
@@ -71,5 +74,11 @@ def _section(path: Path, document: dict[str, object], key: str) -> dict[str, obj
     return dict(value)
 
 
-def _whole(folder: Path, value: object) -> str:
-    return str((folder / str(value)).resolve())
+def _whole(path: Path, name: str, value: object) -> str:
+    folder = (path.parent / value).resolve() if isinstance(value, str) and value else None
+    if folder is None or not folder.is_dir():
+        raise PlanError(
+            f"`{path}`: `{name}` is {value!r}, which is no folder beside it",
+            hint="move the build as a whole: its Triton repository names its checkpoints",
+        )
+    return str(folder)

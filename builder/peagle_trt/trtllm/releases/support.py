@@ -113,7 +113,8 @@ def _class_problems(entry: ClassEntry) -> Iterator[str]:
 def _find(module: str, name: str) -> tuple[Any, str]:
     try:
         found = getattr(importlib.import_module(module), name, None)
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:
+        # Without a driver its libraries raise any of these.
         return None, f"`{module}` cannot be imported: {error}"
     return found, f"`{module}.{name}` is not there"
 
