@@ -236,7 +236,7 @@ def _methods(
 ) -> list[Method]:
     """The baseline and the method at every concurrency and K; plain decoding has no K."""
     if name == SERVED:
-        return [Method(name=name, draft_tokens=0, concurrency=count) for count in concurrency]
+        return [Method(name=name, draft_tokens=0, concurrency=count) for count in dict.fromkeys(concurrency)]
     methods = []
     for count in concurrency:
         for each in dict.fromkeys([baseline, name]):
@@ -252,4 +252,5 @@ def _methods(
                 )
                 for slots in draft_tokens
             ]
-    return methods
+    # A number that was given twice is measured once.
+    return list(dict.fromkeys(methods))
