@@ -132,6 +132,7 @@ def command(
             is_chat=is_chat,
             ends=not ignore_eos,
             num_threads=num_threads,
+            concurrency=concurrency,
             measuring=measuring,
         )
     method = own if own == SERVED else method or own
@@ -210,10 +211,17 @@ def _open(
     is_chat: bool | None,
     ends: bool,
     num_threads: int | None,
+    concurrency: tuple[int, ...],
     measuring: Measuring,
 ) -> tuple[Client, str]:
     """What answers, and the method of the build's head."""
     loaded = open_build(path, num_threads=num_threads)
+    limit = loaded.manifest.shapes.max_batch_size
+    if max(concurrency) > limit:
+        raise UsageError(
+            f"{max(concurrency)} requests in flight were asked for, and the build takes {limit} at a time",
+            hint="build with a larger --max-batch-size, or leave that number out",
+        )
     # Otherwise the first round of every number of requests would pay for loading its graphs.
     loaded.engine.preload()
     own = loaded.manifest.drafter.method
