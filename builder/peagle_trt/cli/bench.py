@@ -30,6 +30,18 @@ SERVED = "served"
 # A served build is asked by one thread a request.
 CONCURRENCY = NumberList(min=1, max=1024)
 AUTO = 0
+# What a comparison of two builds looks at; `--url` it refuses itself, with a reason.
+WITH_AGAINST = (
+    "build_path",
+    "against_path",
+    "num_problems",
+    "url",
+    "prompts",
+    "num_prompts",
+    "max_tokens",
+    "draft_tokens",
+    "num_threads",
+)
 DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS, words={"auto": AUTO})
 
 
@@ -94,6 +106,7 @@ def command(
     BUILD's precision costs in answers and accepted drafts, and no speed.
     """
     if against_path is not None:
+        _refuse_beside_against()
         compare(
             output,
             build_path,
@@ -167,6 +180,15 @@ def command(
         client, schedule, measuring, settings, baseline=baseline, method=method, report=output.progress
     )
     output.result(document, write_table(results))
+
+
+def _refuse_beside_against() -> None:
+    """Refuse what was typed beside --against and means nothing there."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        is_typed = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        if is_typed and option.name not in WITH_AGAINST:
+            raise UsageError(f"{option.opts[-1]} says nothing beside --against", hint="leave it out")
 
 
 def _check_sides(build_path: Path | None, url: str | None, baseline: str, baseline_path: Path | None) -> None:
