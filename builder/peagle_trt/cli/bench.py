@@ -137,7 +137,7 @@ def command(
         own = _served_method(client, method, draft_tokens, output)
     else:
         assert build_path is not None, "one of the two was given"
-        client, own = _open(
+        local, own = _open(
             build_path,
             method,
             baseline,
@@ -148,6 +148,9 @@ def command(
             concurrency=concurrency,
             measuring=measuring,
         )
+        for each in prompt_sets:
+            local.require_fit(each, max_tokens)
+        client = local
     method = own if own == SERVED else method or own
     methods = _methods(method, baseline, concurrency, draft_tokens, client.max_adaptive_drafts)
     schedule = Schedule(
@@ -235,7 +238,7 @@ def _open(
     num_threads: int | None,
     concurrency: tuple[int, ...],
     measuring: Measuring,
-) -> tuple[Client, str]:
+) -> tuple[InProcessClient, str]:
     """What answers, and the method of the build's head."""
     loaded = open_build(path, num_threads=num_threads)
     limit = loaded.manifest.shapes.max_batch_size
@@ -253,8 +256,7 @@ def _open(
         other = open_baseline(baseline_path, baseline, loaded, num_threads=num_threads)
         other.engine.preload()
     uses_chat = loaded.tokenizer.has_chat_template if is_chat is None else is_chat
-    client = InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other, sampling=measuring.sampling)
-    return client, own
+    return InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other, sampling=measuring.sampling), own
 
 
 def _methods(

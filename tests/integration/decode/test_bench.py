@@ -118,3 +118,14 @@ def test_options_that_a_comparison_would_ignore_are_refused(
 ) -> None:
     assert run(["bench", str(tiny_build), "--against", str(tiny_build), *words]) == 2
     assert "says nothing beside --against" in capsys.readouterr().err
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_measured(
+    tiny_build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "short"}\n' + json.dumps({"prompt": "long " * 5000}) + "\n")
+    assert run(["bench", str(tiny_build), "--prompts", str(path), "--max-tokens", "4"]) == 2
+    err = capsys.readouterr().err
+    assert f"prompt 2 of `{path}`: the prompt has" in err
+    assert "round 1" not in err
