@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from peagle_trt.decode.loop import DecodeLoop
-from peagle_trt.decode.request import DraftTokens, GenerationChunk, SamplingSettings
+from peagle_trt.decode.request import DraftTokens, GenerationChunk, GenerationRequest, SamplingSettings
+from peagle_trt.decode.request_check import check_request
 from peagle_trt.decode.session import LoadedBuild
 from peagle_trt.decode.speculation import SpeculationController
-from peagle_trt.errors import PeagleError
+from peagle_trt.errors import PeagleError, RequestError
 
 if TYPE_CHECKING:
     from peagle_trt.bench.cells import Method
+    from peagle_trt.bench.prompt_sets import PromptSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,24 @@ class InProcessClient:
         # As in a server, what one answer teaches about costs and acceptance serves the next.
         self._controller = SpeculationController(loaded.engine.shapes.max_draft_tokens)
 
+    def require_fit(self, prompt_set: PromptSet, max_tokens: int) -> None:
+        """Refuse prompts that the build does not take, before hours are spent on those in front of them.
+
+        Raises:
+            RequestError: One is too long, empty, or no text.
+        """
+        loaded = self._loaded
+        for number, prompt in enumerate(prompt_set.prompts, start=1):
+            try:
+                request = self._request(prompt, max_tokens, 0)
+                check_request(
+                    request, loaded.engine.shapes, vocab_size=loaded.manifest.target.vocab_size, has_tokenizer=True
+                )
+            except RequestError as error:
+                raise RequestError(
+                    f"prompt {number} of `{prompt_set.name}`: {error.message}", hint=error.hint
+                ) from error
+
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`. A prompt is submitted when one before it ends, so that the batch stays full."""
         is_baseline = self._baseline is not None and method.name == self._baseline.manifest.drafter.method
@@ -154,13 +174,16 @@ class InProcessClient:
         if not waiting:
             return
         index, prompt = waiting.popleft()
-        ask = self._loaded.chat_request if self._is_chat else self._loaded.request
-        request = ask(prompt, max_tokens=max_tokens, request_id=str(index))
+        request = self._request(prompt, max_tokens, index)
         end_ids = request.end_ids if self._ends else ()
         draft_tokens: DraftTokens = "auto" if method.is_adaptive else method.draft_tokens
         sampling = SamplingSettings(temperature=self._sampling.temperature, seed=self._sampling.seed + index)
         growing[str(index)] = _Growing(submitted_at=time.perf_counter())
         loop.submit(replace(request, draft_tokens=draft_tokens, end_ids=end_ids, sampling=sampling))
+
+    def _request(self, prompt: str, max_tokens: int, index: int) -> GenerationRequest:
+        ask = self._loaded.chat_request if self._is_chat else self._loaded.request
+        return ask(prompt, max_tokens=max_tokens, request_id=str(index))
 
 
 def _answer(last: GenerationChunk, grown: _Growing) -> ClientAnswer:

@@ -6,7 +6,9 @@ import http.client
 import json
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
 
 from peagle_trt.bench.clients import GREEDY, ClientAnswer, Sampling
 from peagle_trt.bench.served import OPENAI_PATH, ServedModel, answer_together
@@ -19,6 +21,45 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_SECONDS = 600.0
 OWN_NAME = "peagle-trt"
 """What our door calls itself in `owned_by`; other servers know no `draft_tokens`."""
+
+
+Shape = TypeVar("Shape")
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    text: str | None = None
+    delta: _Delta | None = None
+
+    @property
+    def piece(self) -> str:
+        """What it adds to the answer."""
+        delta = self.delta or _Delta()
+        return (self.text or "") + (delta.reasoning_content or "") + (delta.content or "")
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    completion_tokens: _Count
+    prompt_tokens: _Count = 0
+
+
+class _Event(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...] | None = None
+    usage: _Usage | None = None
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+    owned_by: str | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: tuple[_Model, ...] | None = None
 
 
 class OpenAiClient:
@@ -82,23 +123,23 @@ class OpenAiClient:
         started = time.perf_counter()
         times: list[float] = []
         texts: list[str] = []
-        usage: dict[str, Any] = {}
+        usage: _Usage | None = None
         for event in self._stream(body):
-            usage = event.get("usage") or usage
-            text = _text(event)
+            usage = event.usage or usage
+            text = event.choices[0].piece if event.choices else ""
             if text:
                 times.append(time.perf_counter() - started)
                 texts.append(text)
-        if not usage:
+        if usage is None:
             raise PeagleError("the server told no usage at an answer's end, so its tokens cannot be counted")
         return ClientAnswer(
             # Ids are not told; equal texts stand for equal tokens.
             token_ids=tuple("".join(texts).encode()),
-            num_output_tokens=int(usage.get("completion_tokens", 0)),
+            num_output_tokens=usage.completion_tokens,
             num_verify_steps=0,
             accepted_by_position=(),
             time_to_first_token_seconds=times[0] if times else time.perf_counter() - started,
-            num_prompt_tokens=int(usage.get("prompt_tokens", 0)),
+            num_prompt_tokens=usage.prompt_tokens,
             piece_seconds=tuple(times),
         )
 
@@ -106,14 +147,14 @@ class OpenAiClient:
         connection = self._connect()
         try:
             response = _sent(connection, "GET", f"{OPENAI_PATH}/models", None, self._headers)
-            models = _document(response).get("data") or []
+            models = _shaped(_document(response), _Models).data
         finally:
             connection.close()
         if not models:
             raise PeagleError(f"the server on port {self._address[1]} serves no model")
-        return str(models[0]["id"]), models[0].get("owned_by") == OWN_NAME
+        return models[0].id, models[0].owned_by == OWN_NAME
 
-    def _stream(self, body: dict[str, object]) -> Iterator[dict[str, Any]]:
+    def _stream(self, body: dict[str, object]) -> Iterator[_Event]:
         path = f"{OPENAI_PATH}/chat/completions" if self._is_chat else f"{OPENAI_PATH}/completions"
         connection = self._connect()
         try:
@@ -122,7 +163,7 @@ class OpenAiClient:
                 _document(response)
             for line in response:
                 if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                    yield _checked(json.loads(line[5:]), response.status)
+                    yield _shaped(_checked(_parsed(line[5:], response.status), response.status), _Event)
         finally:
             connection.close()
 
@@ -136,18 +177,34 @@ def _sent(
     try:
         connection.request(verb, path, body, headers)
         return connection.getresponse()
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         raise PeagleError(f"no server answers on `{connection.host}:{connection.port}`: {error}") from error
 
 
 def _document(response: http.client.HTTPResponse) -> dict[str, Any]:
     try:
-        document = json.loads(response.read())
-    except ValueError:
+        content = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise PeagleError(f"the server broke an answer off: {type(error).__name__}: {error}") from error
+    return _checked(_parsed(content, response.status), response.status)
+
+
+def _parsed(content: bytes, status: int) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise PeagleError(f"the server answered {response.status}, and no JSON object")
-    return _checked(document, response.status)
+        raise PeagleError(f"the server answered {status}, and no JSON object")
+    return document
+
+
+def _shaped(document: dict[str, Any], shape: type[Shape]) -> Shape:
+    """What is used of a document, of the types that the API has."""
+    try:
+        return msgspec.convert(document, shape)
+    except msgspec.ValidationError as error:
+        raise PeagleError(f"the server's answer is not as OpenAI's API has it: {error}") from error
 
 
 def _checked(document: dict[str, Any], status: int) -> dict[str, Any]:
@@ -157,11 +214,3 @@ def _checked(document: dict[str, Any], status: int) -> dict[str, Any]:
             f"the server answered {status}: {error.get('message') if isinstance(error, dict) else error}"
         )
     return document
-
-
-def _text(event: dict[str, Any]) -> str:
-    choices = event.get("choices") or [{}]
-    delta = choices[0].get("delta") or {}
-    return (
-        str(choices[0].get("text") or "") + str(delta.get("reasoning_content") or "") + str(delta.get("content") or "")
-    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +74,9 @@ def read_prompts(source: str, limit: int | None = None, *, categories: Collectio
             f"`{source}` holds no prompts" + (f" of {', '.join(categories)}" if categories else ""),
             hint=f"its categories: {', '.join(found)}" if found else "",
         )
-    return PromptSet(name=source, prompts=tuple(row[0] for row in chosen), categories=tuple(row[1] for row in chosen))
+    # A file's name need not be UTF-8, which documents are.
+    name = os.fsencode(source).decode("utf-8", "backslashreplace")
+    return PromptSet(name=name, prompts=tuple(row[0] for row in chosen), categories=tuple(row[1] for row in chosen))
 
 
 def _lines(source: str) -> list[str]:
@@ -85,8 +89,9 @@ def _lines(source: str) -> list[str]:
         )
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return [line for line in content.decode("utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+        # Not `splitlines`: JSON may hold U+2028 and its like as they are. Editors of Windows begin a file with a mark.
+        return [line for line in content.decode("utf-8-sig").split("\n") if line.strip()]
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise UsageError(
             f"cannot read the prompts `{source}`: {error}", hint=f"a file, or one of {', '.join(SHIPPED)}"
         ) from error

@@ -77,8 +77,10 @@ def open_run_folder(path: Path, settings: Mapping[str, object], *, cells_a_round
 def _refuse_changes(path: Path, wanted: Mapping[str, object]) -> None:
     try:
         found = json.loads((path / SETTINGS_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read `{path / SETTINGS_NAME}`: {error}", hint="choose another folder") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"`{path / SETTINGS_NAME}` is no JSON object", hint="choose another folder")
     for name in dict.fromkeys([*found, *wanted]):
         if found.get(name) != wanted.get(name):
             raise UsageError(
@@ -108,10 +110,17 @@ def _read_cells(path: Path) -> list[Cell]:
 
 
 def _whole_rounds(cells: list[Cell], cells_a_round: int) -> list[Cell]:
-    counts: dict[tuple[str, int], int] = {}
+    rounds: dict[tuple[str, int], list[Cell]] = {}
     for cell in cells:
-        counts[cell.prompts, cell.round] = counts.get((cell.prompts, cell.round), 0) + 1
-    return [cell for cell in cells if counts[cell.prompts, cell.round] == cells_a_round]
+        rounds.setdefault((cell.prompts, cell.round), []).append(cell)
+    return [cell for cell in cells if _is_whole(rounds[cell.prompts, cell.round], cells_a_round)]
+
+
+def _is_whole(cells: list[Cell], cells_a_round: int) -> bool:
+    """Whether every method answered the same prompts once; of a damaged file that is not certain."""
+    counts = {len(cell.answers) for cell in cells}
+    has_all_methods = len(cells) == cells_a_round == len({cell.method for cell in cells})
+    return has_all_methods and len(counts) == 1 and 0 not in counts and all(cell.seconds > 0 for cell in cells)
 
 
 def _line(cell: Cell) -> str:

@@ -69,14 +69,7 @@ def open_served(
         UsageError: The URL is not one of these.
         PeagleError: No server answers there.
     """
-    parts = urlsplit(url if "//" in url else f"//{url}")
-    # `port` itself raises where the number is none.
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if host is None or port is None:
-        raise UsageError(f"`{url}` names no host and port", hint="for example http://127.0.0.1:8000")
+    parts, host, port = _parse(url)
     if parts.scheme == "grpc" and parts.path in ("", "/"):
         # Triton's library wants the colons of an address in brackets.
         host = f"[{host}]" if ":" in host else host
@@ -90,6 +83,21 @@ def open_served(
     if parts.path not in ("", "/"):
         raise UsageError(f"`{url}` has a path", hint=f"`http://HOST:PORT` for Triton, with {OPENAI_PATH} for OpenAI")
     return TritonClient(host, port, is_chat=is_chat, ends=ends, sampling=sampling)
+
+
+def _parse(url: str) -> tuple[SplitResult, str, int]:
+    """A URL with its host and port."""
+    try:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        # `port` itself raises where the number is none.
+        host, port = parts.hostname, parts.port
+        # Whoever connects encodes the name so; blanks and control characters it lets through.
+        is_name = host is not None and bool(host.encode("idna")) and host.isprintable() and " " not in host
+    except ValueError:
+        is_name = False
+    if not is_name or host is None or port is None:
+        raise UsageError(f"`{url}` names no host and port", hint="for example http://127.0.0.1:8000")
+    return parts, host, port
 
 
 def _is_openai(parts: SplitResult) -> bool:
@@ -225,8 +233,9 @@ def _payload(index: int, prompt: str, method: Method, max_tokens: int, sampling:
 
 
 def _served_model(config: Mapping[str, Any]) -> ServedModel:
-    parameters = config.get("parameters", {})
-    texts = {name: str(entry.get("string_value", "")) for name, entry in parameters.items()}
+    parameters = config.get("parameters")
+    entries = parameters.items() if isinstance(parameters, dict) else ()
+    texts = {name: str(entry.get("string_value", "")) for name, entry in entries if isinstance(entry, dict)}
     largest = texts.get("max_draft_tokens", "")
     return ServedModel(
         name=texts.get("target", ""),
@@ -240,4 +249,8 @@ def _as_list(value: object) -> list[int]:
     """Triton's JSON writes a tensor of one element as a scalar."""
     if value is None:
         return []
-    return [int(item) for item in value] if isinstance(value, list) else [int(str(value))]
+    items = value if isinstance(value, list) else [value]
+    try:
+        return [int(str(item)) for item in items]
+    except ValueError as error:
+        raise PeagleError("the server's answer is not as Triton has it: a count or an id is no whole number") from error

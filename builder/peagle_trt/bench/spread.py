@@ -43,8 +43,8 @@ def percentiles_ms(seconds: Sequence[float]) -> Percentiles | None:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float] | None:
-    """First and third quartile; None of fewer than two values."""
-    if len(values) < 2:
+    """First and third quartile; None of fewer than three values, of which they would reach beyond what was measured."""
+    if len(values) < 3:
         return None
     low, _, high = statistics.quantiles(values, n=4)
     return low, high

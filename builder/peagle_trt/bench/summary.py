@@ -214,7 +214,8 @@ def _ratios(rates: Sequence[float | None], baseline: list[Cell] | None, *, in_cp
 
 
 def _energy(cells: Sequence[Cell], num_tokens: int) -> dict[str, float]:
-    meters = dict.fromkeys(name for cell in cells for name in cell.energy_joules)
+    # A call that went on with a run may have had other meters than the one that began it.
+    meters = [name for name in cells[0].energy_joules if all(name in cell.energy_joules for cell in cells)]
     return {name: sum(cell.energy_joules[name] for cell in cells) / max(1, num_tokens) for name in meters}
 
 

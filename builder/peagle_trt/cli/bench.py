@@ -30,6 +30,18 @@ SERVED = "served"
 # A served build is asked by one thread a request.
 CONCURRENCY = NumberList(min=1, max=1024)
 AUTO = 0
+# What a comparison of two builds looks at; `--url` it refuses itself, with a reason.
+WITH_AGAINST = (
+    "build_path",
+    "against_path",
+    "num_problems",
+    "url",
+    "prompts",
+    "num_prompts",
+    "max_tokens",
+    "draft_tokens",
+    "num_threads",
+)
 DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS, words={"auto": AUTO})
 
 
@@ -94,6 +106,7 @@ def command(
     BUILD's precision costs in answers and accepted drafts, and no speed.
     """
     if against_path is not None:
+        _refuse_beside_against()
         compare(
             output,
             build_path,
@@ -124,7 +137,7 @@ def command(
         own = _served_method(client, method, draft_tokens, output)
     else:
         assert build_path is not None, "one of the two was given"
-        client, own = _open(
+        local, own = _open(
             build_path,
             method,
             baseline,
@@ -132,8 +145,12 @@ def command(
             is_chat=is_chat,
             ends=not ignore_eos,
             num_threads=num_threads,
+            concurrency=concurrency,
             measuring=measuring,
         )
+        for each in prompt_sets:
+            local.require_fit(each, max_tokens)
+        client = local
     method = own if own == SERVED else method or own
     methods = _methods(method, baseline, concurrency, draft_tokens, client.max_adaptive_drafts)
     schedule = Schedule(
@@ -166,6 +183,15 @@ def command(
         client, schedule, measuring, settings, baseline=baseline, method=method, report=output.progress
     )
     output.result(document, write_table(results))
+
+
+def _refuse_beside_against() -> None:
+    """Refuse what was typed beside --against and means nothing there."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        is_typed = context.get_parameter_source(option.name or "") is click.core.ParameterSource.COMMANDLINE
+        if is_typed and option.name not in WITH_AGAINST:
+            raise UsageError(f"{option.opts[-1]} says nothing beside --against", hint="leave it out")
 
 
 def _check_sides(build_path: Path | None, url: str | None, baseline: str, baseline_path: Path | None) -> None:
@@ -210,10 +236,17 @@ def _open(
     is_chat: bool | None,
     ends: bool,
     num_threads: int | None,
+    concurrency: tuple[int, ...],
     measuring: Measuring,
-) -> tuple[Client, str]:
+) -> tuple[InProcessClient, str]:
     """What answers, and the method of the build's head."""
     loaded = open_build(path, num_threads=num_threads)
+    limit = loaded.manifest.shapes.max_batch_size
+    if max(concurrency) > limit:
+        raise UsageError(
+            f"{max(concurrency)} requests in flight were asked for, and the build takes {limit} at a time",
+            hint="build with a larger --max-batch-size, or leave that number out",
+        )
     # Otherwise the first round of every number of requests would pay for loading its graphs.
     loaded.engine.preload()
     own = loaded.manifest.drafter.method
@@ -223,8 +256,7 @@ def _open(
         other = open_baseline(baseline_path, baseline, loaded, num_threads=num_threads)
         other.engine.preload()
     uses_chat = loaded.tokenizer.has_chat_template if is_chat is None else is_chat
-    client = InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other, sampling=measuring.sampling)
-    return client, own
+    return InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other, sampling=measuring.sampling), own
 
 
 def _methods(
@@ -236,7 +268,7 @@ def _methods(
 ) -> list[Method]:
     """The baseline and the method at every concurrency and K; plain decoding has no K."""
     if name == SERVED:
-        return [Method(name=name, draft_tokens=0, concurrency=count) for count in concurrency]
+        return [Method(name=name, draft_tokens=0, concurrency=count) for count in dict.fromkeys(concurrency)]
     methods = []
     for count in concurrency:
         for each in dict.fromkeys([baseline, name]):
@@ -252,4 +284,5 @@ def _methods(
                 )
                 for slots in draft_tokens
             ]
-    return methods
+    # A number that was given twice is measured once.
+    return list(dict.fromkeys(methods))

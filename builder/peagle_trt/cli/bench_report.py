@@ -9,7 +9,7 @@ import click
 from peagle_trt.bench.report.figures import make_figures
 from peagle_trt.bench.report.page import write_page
 from peagle_trt.bench.report.pictures import write_pictures
-from peagle_trt.bench.report.runs import read_runs
+from peagle_trt.bench.report.runs import read_runs, require_apart
 from peagle_trt.cli.options import FILE, FOLDER
 from peagle_trt.cli.output import Output
 from peagle_trt.files import write_text
@@ -34,6 +34,7 @@ def command(output: Output, *, run_paths: tuple[Path, ...], page_path: Path, has
 
     Several runs are compared. The page needs no network and no script; PNG files need the extra `report`.
     """
+    require_apart(page_path, run_paths)
     runs = read_runs(run_paths)
     figures = make_figures(runs)
     pictures = write_pictures(figures, page_path.parent) if has_pictures else []

@@ -8,11 +8,13 @@ from pathlib import Path
 import click
 
 from peagle_trt.bench.prompt_sets import SHIPPED, read_prompts
+from peagle_trt.build_folder import MANIFEST_NAME
 from peagle_trt.cli.options import FOLDER, NumberList, config_option, threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.cli.tune_text import write_text
 from peagle_trt.decode.session import open_build
 from peagle_trt.errors import UsageError
+from peagle_trt.files import require_writable
 from peagle_trt.machine import probe_machine
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS, MIN_DRAFT_TOKENS
 from peagle_trt.tuning.acceptance import sample_traffic
@@ -75,6 +77,8 @@ def command(
     limit = loaded.engine.shapes.max_draft_tokens
     if max_draft_tokens > limit and max_draft_tokens != DEFAULT_MAX_DRAFT_TOKENS:
         raise UsageError(f"K = {max_draft_tokens} was asked for, and the build takes {limit}")
+    if not dry_run:
+        require_writable(build_path / MANIFEST_NAME)
     clock = clock_for(loaded.manifest.backend)
     output.progress(f"sampling acceptance on {len(chosen.prompts)} prompts")
     traffic = sample_traffic(

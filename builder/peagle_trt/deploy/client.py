@@ -45,7 +45,7 @@ class HttpClient:
         """
         connection, response = self._post(f"/v2/models/{model}/generate", payload)
         try:
-            return _checked(json.loads(response.read()), response.status)
+            return _checked(_parsed(response), response.status)
         finally:
             connection.close()
 
@@ -58,13 +58,11 @@ class HttpClient:
         """
         connection, response = self._send("GET", f"/v2/models/{model}/config")
         try:
-            body = json.loads(response.read())
-        except ValueError:
-            body = None
+            body = _parsed(response)
+        except PeagleError as error:
+            raise PeagleError(f"what answers on `{self._host}:{self._port}` is no Triton server") from error
         finally:
             connection.close()
-        if not isinstance(body, dict):
-            raise PeagleError(f"what answers on `{self._host}:{self._port}` is no Triton server")
         return _checked(body, response.status)
 
     def generate_stream(self, payload: Payload, *, model: str = "peagle") -> Iterator[dict[str, Any]]:
@@ -82,10 +80,10 @@ class HttpClient:
         piece: dict[str, Any] = {}
         try:
             if response.status != http.client.OK:
-                _checked(json.loads(response.read()), response.status)
+                _checked(_parsed(response), response.status)
             for line in response:
                 if line.startswith(b"data:"):
-                    piece = _checked(json.loads(line[len(b"data:") :]), response.status)
+                    piece = _checked(_object(line[len(b"data:") :], response.status), response.status)
                     yield piece
             if "finish_reason" not in piece:
                 raise PeagleError("the server broke an answer off: its last piece never came")
@@ -196,6 +194,24 @@ def grpc_model_config(port: int, *, host: str = LOOPBACK, model: str = "peagle")
     finally:
         client.close()
     return config
+
+
+def _parsed(response: http.client.HTTPResponse) -> dict[str, Any]:
+    try:
+        content = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise PeagleError(f"the server broke an answer off: {type(error).__name__}: {error}") from error
+    return _object(content, response.status)
+
+
+def _object(content: bytes, status: int) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise PeagleError(f"the server answered {status}, and no JSON object")
+    return document
 
 
 def _checked(body: dict[str, Any], status: int) -> dict[str, Any]:

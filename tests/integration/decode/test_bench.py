@@ -94,3 +94,38 @@ def test_what_a_user_sees_is_in_the_document(tiny_build: Path, capsys: pytest.Ca
     assert document["is_equal_to_baseline"] is None
     assert document["energy_joules_per_token"] or document["energy_absent"]
     assert document["num_output_tokens"] == 2 * 24
+
+
+def test_more_requests_than_the_build_takes_are_refused(tiny_build: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", str(tiny_build), "--concurrency", "1,1000"]) == 2
+    assert "1000 requests in flight" in capsys.readouterr().err
+
+
+def test_what_is_named_twice_is_measured_once(tiny_build: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--num-prompts", "1", "--max-tokens", "4", "-k", "auto,2,auto,2", "--concurrency", "1,1", "--no-chat"]
+    assert run(["--json", "bench", str(tiny_build), *words]) == 0
+    results = json.loads(capsys.readouterr().out)["results"]
+    assert [(item["method"], item["is_adaptive"], item["num_rounds"]) for item in results] == [
+        ("none", False, 1),
+        ("p-eagle", True, 1),
+        ("p-eagle", False, 1),
+    ]
+
+
+@pytest.mark.parametrize("words", [["-o", "run"], ["--repeats", "3"], ["--ignore-eos"], ["--concurrency", "2"]])
+def test_options_that_a_comparison_would_ignore_are_refused(
+    tiny_build: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run(["bench", str(tiny_build), "--against", str(tiny_build), *words]) == 2
+    assert "says nothing beside --against" in capsys.readouterr().err
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_measured(
+    tiny_build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "short"}\n' + json.dumps({"prompt": "long " * 5000}) + "\n")
+    assert run(["bench", str(tiny_build), "--prompts", str(path), "--max-tokens", "4"]) == 2
+    err = capsys.readouterr().err
+    assert f"prompt 2 of `{path}`: the prompt has" in err
+    assert "round 1" not in err

@@ -54,3 +54,12 @@ def test_wrong_use_is_refused(
 ) -> None:
     assert run(["tune", str(tiny_build), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_build_that_cannot_be_written_is_refused_before_anything_is_measured(
+    build: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("peagle_trt.cli.tune.sample_traffic", lambda *_, **__: pytest.fail("it measured"))
+    (build / ".manifest.json.partial").mkdir()  # Permissions would not stop root.
+    assert run(["tune", str(build), *WORDS]) == 3
+    assert "cannot use" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,32 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, content: bytes, messa
     path.write_bytes(content)
     with pytest.raises(UsageError, match=message):
         read_prompts(str(path))
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x85", "\u2029"])
+def test_a_separator_inside_a_prompt_ends_no_line(tmp_path: Path, separator: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"prompt": "a{separator}b"}}\r\n{{"prompt": "c"}}', encoding="utf-8")
+    assert read_prompts(str(path)).prompts == (f"a{separator}b", "c")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+    assert read_prompts(str(tmp_path / "a.jsonl")).prompts == ("a",)
+
+
+def test_a_compressed_file_with_a_damaged_block_is_refused(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(b'{"prompt": "a"}\n' * 50))
+    content[10] = 0xFF  # The kind of the first block; this one does not exist.
+    (tmp_path / "a.jsonl.gz").write_bytes(content)
+    with pytest.raises(UsageError, match="cannot read the prompts"):
+        read_prompts(str(tmp_path / "a.jsonl.gz"))
+
+
+def test_a_name_that_is_not_utf8_can_stand_in_a_document(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")
+    Path(path).write_text('{"prompt": "a"}\n')
+    assert read_prompts(path).name.endswith("\\xff.jsonl")
 
 
 def test_a_file_that_only_claims_to_be_compressed_is_refused(tmp_path: Path) -> None:

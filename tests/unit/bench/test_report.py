@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
@@ -51,6 +52,53 @@ def write_run(path: Path, *, settings: dict[str, Any] | None = None, **more: Any
 
 def charts(page: str) -> list[str]:
     return re.findall(r"<svg viewBox=\"0 0 360.*?</svg>", page, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"concurrency": 0},
+        {"concurrency": -1},
+        {"draft_tokens": 10**40},
+        {"speedup": 1e308},
+        {"tokens_per_second": -1.0},
+        {"acceptance_by_context": [{"from_tokens": -5, "num_steps": 1, "tokens_a_step": 1.0}]},
+    ],
+)
+def test_figures_that_nothing_measures_are_refused_by_name(tmp_path: Path, more: dict[str, Any]) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"results": [result(3, 1) | more]}))
+    with pytest.raises(UsageError, match=next(iter(more))):
+        read_runs([path])
+
+
+@pytest.mark.parametrize("machine", [{"packages": ["a"]}, {"packages": "a"}, {"gpus": 7}, {"gpus": ["a"]}])
+def test_a_machine_of_another_shape_is_refused(tmp_path: Path, machine: dict[str, Any]) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"results": [result(3, 1)], "machine": machine}))
+    with pytest.raises(UsageError, match="is no run of `bench`"):
+        read_runs([path])
+
+
+def test_a_user_who_hardly_got_a_token_has_no_latency(tmp_path: Path) -> None:
+    page = write_page(read_runs([write_run(tmp_path / "a.json", tokens_per_second_per_user=1e-320)]))
+    assert "Latency" not in page
+
+
+def test_a_folder_whose_name_is_not_utf8_has_a_page(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    write_run(folder / "result.json")
+    assert "\\xff" in write_page(read_runs([folder])).encode().decode()
+
+
+@pytest.mark.parametrize("name", ["run/result.json", "run/cells.jsonl", "run/../run/settings.json", "a.json"])
+def test_a_page_never_takes_the_place_of_a_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run").mkdir()
+    runs = [write_run(tmp_path / "run" / "result.json").parent, write_run(tmp_path / "a.json")]
+    before = runs[1].read_bytes()
+    assert run(["bench", "report", *map(str, runs), "-o", str(tmp_path / name)]) == 2
+    assert runs[1].read_bytes() == (runs[0] / "result.json").read_bytes() == before
 
 
 def test_a_page_shows_the_charts_and_every_figure(tmp_path: Path) -> None:

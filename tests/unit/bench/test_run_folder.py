@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from peagle_trt.bench.cells import Cell, CellAnswer, Method
@@ -91,4 +92,28 @@ def test_two_processes_do_not_share_a_run(tmp_path: Path) -> None:
         pytest.raises(MachineError, match="another process"),
         open_run_folder(tmp_path / "run", SETTINGS, cells_a_round=2),
     ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        cell(0, "none"),
+        msgspec.structs.replace(cell(0, "p-eagle"), answers=()),
+        msgspec.structs.replace(cell(0, "p-eagle"), answers=(ANSWER, ANSWER)),
+        msgspec.structs.replace(cell(0, "p-eagle"), seconds=0.0),
+    ],
+)
+def test_a_round_whose_cells_do_not_belong_together_is_measured_again(tmp_path: Path, second: Cell) -> None:
+    with open_run_folder(tmp_path / "run", SETTINGS, cells_a_round=2) as run:
+        run.add([cell(0, "none"), second])
+    with open_run_folder(tmp_path / "run", SETTINGS, cells_a_round=2) as run:
+        assert run.rounds == set()
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "[" * 100_000, "7"])
+def test_settings_of_another_shape_are_refused(tmp_path: Path, text: str) -> None:
+    begin(tmp_path / "run")
+    (tmp_path / "run" / SETTINGS_NAME).write_text(text)
+    with pytest.raises(UsageError, match=SETTINGS_NAME), open_run_folder(tmp_path / "run", SETTINGS, cells_a_round=2):
         pass

@@ -57,6 +57,52 @@ def events(*documents: object) -> bytes:
     return b"".join(b"data: " + json.dumps(each).encode() + b"\n\n" for each in documents)
 
 
+RUBBISH = (
+    b"data: {\n\n",
+    b"data: []\n\n",
+    b"data: \xff\n\n",
+    b"data: " + b"[" * 100_000 + b"\n\n",
+    events({"choices": 7, "usage": 7, "output_ids": "x"}),
+    events({"choices": [[]], "output_ids": [{}]}),
+    events({"choices": [{"delta": {"content": ["x"]}}], "num_verify_steps": 0.5}),
+    events({"usage": {"completion_tokens": -1}, "accepted_by_position": {}, "num_verify_steps": 1}),
+    events({"usage": {"completion_tokens": "many"}}),
+    events({"usage": {}}),
+    events({"error": ["x"]}),
+)
+
+
+@pytest.mark.parametrize("answer", RUBBISH)
+@pytest.mark.parametrize("path", ["", "/v1"])
+def test_a_stream_of_rubbish_is_an_error_of_the_server(server: Any, answer: bytes, path: str) -> None:
+    server.told, server.answer = {"data": [{"id": "m"}], "parameters": 7}, answer
+    client = open_served(server.url + path, is_chat=True, ends=True)
+    with pytest.raises(PeagleError, match=r"server|broke off|'x'"):
+        client.answer(["a"], METHOD, 9)
+
+
+@pytest.mark.parametrize("told", [{"data": [7]}, {"data": {"id": 1}}, {"data": [{}]}, {"data": "x"}, {}, [], "x"])
+def test_a_list_of_models_that_is_none_is_refused(server: Any, told: object) -> None:
+    server.told = told
+    with pytest.raises(PeagleError, match="the server"):
+        open_served(server.url + "/v1", is_chat=True, ends=True)
+
+
+def test_a_list_of_models_that_breaks_off_is_refused(server: Any) -> None:
+    server.claims_more = 50
+    for path in ("", "/v1"):
+        with pytest.raises(PeagleError, match=r"broke|is no Triton"):
+            open_served(server.url + path, is_chat=True, ends=True)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://a b:80", "http://a\x01b:80/v1", f"http://{'a' * 70}.b:80", "http://..:80/v1"]
+)
+def test_a_host_that_is_no_name_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="names no host"):
+        open_served(url, is_chat=True, ends=True)
+
+
 def test_triton_tells_the_method_of_its_head(server: Any) -> None:
     parameters = {"method": "eagle3", "max_draft_tokens": "7", "target": "tiny"}
     server.told = {"parameters": {name: {"string_value": text} for name, text in parameters.items()}}

@@ -49,3 +49,8 @@ def test_an_interval_lies_within_the_values(count: int) -> None:
     values = [1.0 + index / count for index in range(count)]
     low, high = median_interval(values) or (0.0, 0.0)
     assert values[0] <= low < high <= values[-1]
+
+
+def test_two_ratios_have_no_middle_half() -> None:
+    assert quartiles([1.0, 6.0]) is None
+    assert quartiles([1.0, 2.0, 6.0]) == (1.0, 6.0)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from peagle_trt.bench.report.runs import Measured, Run
 from peagle_trt.bench.report.scale import tick_text
 
+SLOWEST = 1e-6
+"""Tokens a second that have a latency; fewer were hardly measured, and their inverse has no place on an axis."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
@@ -230,9 +233,10 @@ def _latencies(pairs: Sequence[tuple[Run, str]], num_runs: int) -> list[Figure]:
 
 
 def _latency_point(item: Measured) -> Point | None:
-    if not item.tokens_per_second_per_user:
+    rate = item.tokens_per_second_per_user or 0.0
+    if rate < SLOWEST:
         return None
-    latency = 1e3 / item.tokens_per_second_per_user
+    latency = 1e3 / rate
     return Point(
         x=item.tokens_per_second,
         y=latency,
