@@ -12,6 +12,7 @@ import msgspec
 
 from peagle_trt.bench.clients import GREEDY, ClientAnswer, Sampling
 from peagle_trt.bench.served import OPENAI_PATH, ServedModel, answer_together
+from peagle_trt.deploy.client import json_object
 from peagle_trt.errors import PeagleError, RequestError
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
@@ -163,7 +164,7 @@ class OpenAiClient:
                 _document(response)
             for line in response:
                 if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                    yield _shaped(_checked(_parsed(line[5:], response.status), response.status), _Event)
+                    yield _shaped(_checked(json_object(line[5:], response.status), response.status), _Event)
         finally:
             connection.close()
 
@@ -186,17 +187,7 @@ def _document(response: http.client.HTTPResponse) -> dict[str, Any]:
         content = response.read()
     except (OSError, http.client.HTTPException) as error:
         raise PeagleError(f"the server broke an answer off: {type(error).__name__}: {error}") from error
-    return _checked(_parsed(content, response.status), response.status)
-
-
-def _parsed(content: bytes, status: int) -> dict[str, Any]:
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
-        raise PeagleError(f"the server answered {status}, and no JSON object")
-    return document
+    return _checked(json_object(content, response.status), response.status)
 
 
 def _shaped(document: dict[str, Any], shape: type[Shape]) -> Shape:

@@ -83,7 +83,7 @@ class HttpClient:
                 _checked(_parsed(response), response.status)
             for line in response:
                 if line.startswith(b"data:"):
-                    piece = _checked(_object(line[len(b"data:") :], response.status), response.status)
+                    piece = _checked(json_object(line[len(b"data:") :], response.status), response.status)
                     yield piece
             if "finish_reason" not in piece:
                 raise PeagleError("the server broke an answer off: its last piece never came")
@@ -201,10 +201,15 @@ def _parsed(response: http.client.HTTPResponse) -> dict[str, Any]:
         content = response.read()
     except (OSError, http.client.HTTPException) as error:
         raise PeagleError(f"the server broke an answer off: {type(error).__name__}: {error}") from error
-    return _object(content, response.status)
+    return json_object(content, response.status)
 
 
-def _object(content: bytes, status: int) -> dict[str, Any]:
+def json_object(content: bytes, status: int) -> dict[str, Any]:
+    """What a server answered.
+
+    Raises:
+        PeagleError: It is no JSON object.
+    """
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
