@@ -60,7 +60,7 @@ def discard(plan: CheckpointPlan) -> dict[str, object]:
     for name, jobs in shards.items():
         tell(name)
         with Path(os.devnull).open("wb") as file:
-            write_jobs(file, jobs, largest)
+            write_jobs(file, jobs, largest, through=plan.outgrows_memory)
     return {
         "survey_seconds": round(surveyed - start, 1),
         "write_seconds": round(time.process_time() - surveyed, 1),

@@ -1,6 +1,6 @@
 """Numbers of a stored tensor, a piece at a time and in the type they are stored in: what quantizing at scale reads.
 
-A piece has a map of its own, so that a tensor of any size never counts as memory in use.
+A piece is read into memory of its own, which is free again when nobody holds it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, map_bytes
+from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, read_bytes
 from peagle_trt.spec import TensorSpec
 
 Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]
@@ -31,13 +31,17 @@ _NOT_FINITE = {"F32": 0x7F80_0000, "F16": 0x7C00, "BF16": 0x7F80, "F64": 0x7FF0_
 
 
 def pieces(spec: TensorSpec) -> Iterator[Bits]:
-    """Bits of a floating tensor, flat, `PIECE_ELEMENTS` at a time; the last piece may be shorter."""
+    """Bits of a floating tensor, flat, `PIECE_ELEMENTS` at a time; the last piece may be shorter.
+
+    Raises:
+        CheckpointError: The file is gone, or shorter than it was.
+    """
     place, width = spec.location, ELEMENT_BYTES[spec.dtype]
     assert place is not None, "only a computed tensor lies nowhere"
     for start in range(0, place.length_bytes, PIECE_ELEMENTS * width):
         length = min(PIECE_ELEMENTS * width, place.length_bytes - start)
         part = replace(place, offset_bytes=place.offset_bytes + start, length_bytes=length)
-        yield map_bytes(replace(spec, location=part)).view(_RAW_TYPES[spec.dtype])
+        yield read_bytes(replace(spec, location=part)).view(_RAW_TYPES[spec.dtype])
 
 
 def to_float32(bits: Bits, dtype: str) -> NDArray[np.float32]:
@@ -56,9 +60,9 @@ def largest_magnitude(spec: TensorSpec) -> np.float32:
     mask, limit = (np.array(table[spec.dtype], _RAW_TYPES[spec.dtype]) for table in (_MAGNITUDES, _NOT_FINITE))
     largest = np.zeros_like(mask)
     for index, piece in enumerate(pieces(spec)):
-        found = (piece & mask).max()
+        found = np.bitwise_and(piece, mask, out=piece).max()
         if found >= limit:
-            first = index * PIECE_ELEMENTS + int(((piece & mask) >= limit).argmax())
+            first = index * PIECE_ELEMENTS + int((piece >= limit).argmax())
             raise _not_finite(spec, first)
         largest = max(largest, found)
     return np.float32(to_float32(np.array([largest], _RAW_TYPES[spec.dtype]), spec.dtype)[0])

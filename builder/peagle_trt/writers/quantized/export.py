@@ -180,7 +180,7 @@ def _write(
         if not journal.largest:
             known = {group: choice.largest[group] for group in plan.groups if group in choice.largest}
             journal = msgspec.structs.replace(journal, largest=known or survey(plan, progress))
-        _write_shards(staging, shards, journal, progress)
+        _write_shards(staging, shards, journal, progress, through=plan.outgrows_memory)
         write_index(staging, shards)
         _write_texts(plan, staging)
         notes = choice.notes + plan.notes + _loader_notes(plan, staging)
@@ -209,14 +209,14 @@ def _take_up(plan: CheckpointPlan, staging: Path, shards: Shards, identity: str)
     return msgspec.structs.replace(journal, shards=finished)
 
 
-def _write_shards(staging: Path, shards: Shards, journal: Journal, progress: Progress) -> None:
+def _write_shards(staging: Path, shards: Shards, journal: Journal, progress: Progress, *, through: bool) -> None:
     write_journal(staging, journal)
     for number, (name, jobs) in enumerate(shards.items(), 1):
         if name in journal.shards:
             progress(f"shard {number} of {len(shards)} is there already")
             continue
         progress(f"writing shard {number} of {len(shards)}")
-        write_shard(staging / name, jobs, journal.largest)
+        write_shard(staging / name, jobs, journal.largest, through=through)
         journal = msgspec.structs.replace(journal, shards={**journal.shards, name: sha256_of(staging / name)})
         write_journal(staging, journal)
 

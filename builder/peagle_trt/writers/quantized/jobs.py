@@ -17,9 +17,10 @@ from peagle_trt.quant.mxfp4 import mxfp4_to_nvfp4
 from peagle_trt.quant.stored_floats import pieces, to_float32
 from peagle_trt.quant.stream_codes import fp8_encoder, fp8_scale, nvfp4_codes, nvfp4_scale
 from peagle_trt.readers.packed import MXFP4_BLOCK, NVFP4_BLOCK, unpack_matrix
-from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, entry_of, map_bytes, map_codes
+from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, entry_of, read_bytes, read_codes
 from peagle_trt.readers.tensors import PackedTensor
 from peagle_trt.spec import TensorSpec
+from peagle_trt.writers.quantized.page_cache import Source
 
 Largest = Mapping[str, float]
 """Name of a group that shares a scale -> its largest magnitude; for MXFP4 the largest power of two."""
@@ -54,10 +55,12 @@ class Job:
 
     Attributes:
         outputs: The tensors.
+        sources: What they are made from.
         pieces: Yields their bytes, each tensor's in order, once the survey has found what is largest.
     """
 
     outputs: tuple[Output, ...]
+    sources: tuple[Source, ...]
     pieces: Callable[[Largest], Iterator[Piece]]
 
     @property
@@ -75,9 +78,9 @@ def copied(spec: TensorSpec, name: str, shape: tuple[int, ...]) -> Job:
         for start in range(0, place.length_bytes, _COPY_BYTES):
             length = min(_COPY_BYTES, place.length_bytes - start)
             part = replace(place, offset_bytes=place.offset_bytes + start, length_bytes=length)
-            yield 0, map_bytes(replace(spec, location=part))
+            yield 0, read_bytes(replace(spec, location=part))
 
-    return Job(outputs=(Output(name=name, dtype=spec.dtype, shape=shape),), pieces=run)
+    return Job(outputs=(Output(name=name, dtype=spec.dtype, shape=shape),), sources=(spec,), pieces=run)
 
 
 def rounded(spec: TensorSpec, name: str, shape: tuple[int, ...]) -> Job:
@@ -87,13 +90,13 @@ def rounded(spec: TensorSpec, name: str, shape: tuple[int, ...]) -> Job:
         for piece in pieces(spec):
             yield 0, to_bfloat16(to_float32(piece, spec.dtype)).view(np.uint8)
 
-    return Job(outputs=(Output(name=name, dtype="BF16", shape=shape),), pieces=run)
+    return Job(outputs=(Output(name=name, dtype="BF16", shape=shape),), sources=(spec,), pieces=run)
 
 
 def scalar(name: str, value: float) -> Job:
     """One float32 number."""
     raw = np.array(value, "<f4").reshape(1).view(np.uint8)
-    return Job(outputs=(Output(name=name, dtype="F32", shape=()),), pieces=lambda _: iter([(0, raw)]))
+    return Job(outputs=(Output(name=name, dtype="F32", shape=()),), sources=(), pieces=lambda _: iter([(0, raw)]))
 
 
 def fp8_matrix(spec: TensorSpec, module: str, group: str) -> Job:
@@ -125,7 +128,7 @@ def nvfp4_matrix(spec: TensorSpec, module: str, group: str) -> Job:
             yield 1, scales
         yield 2, _bytes_of(scale)
 
-    return Job(outputs=outputs, pieces=run)
+    return Job(outputs=outputs, sources=(spec,), pieces=run)
 
 
 def nvfp4_stack(spec: TensorSpec, name: str) -> Job:
@@ -141,7 +144,7 @@ def nvfp4_stack(spec: TensorSpec, name: str) -> Job:
             yield 1, _turned(scales, rows)
         yield 2, _bytes_of(scale)
 
-    return Job(outputs=_nvfp4_stack_outputs(name, count, rows, columns), pieces=run)
+    return Job(outputs=_nvfp4_stack_outputs(name, count, rows, columns), sources=(spec,), pieces=run)
 
 
 def cast_stack(packed: PackedTensor, name: str) -> Job:
@@ -151,14 +154,14 @@ def cast_stack(packed: PackedTensor, name: str) -> Job:
     def run(largest: Largest) -> Iterator[Piece]:
         scale = np.float32(1)
         for expert in range(count):
-            codes, scales = (map_codes(entry_of(spec, expert)) for spec in (packed.codes, packed.scales))
+            codes, scales = (read_codes(entry_of(spec, expert)) for spec in (packed.codes, packed.scales))
             cast = mxfp4_to_nvfp4(packed.codes.name, codes, scales, largest=int(largest[name]))
             scale = np.float32(cast.global_scale)
             yield 0, _turned(cast.codes, rows)
             yield 1, _turned(cast.block_scales, rows)
         yield 2, _bytes_of(scale)
 
-    return Job(outputs=_nvfp4_stack_outputs(name, count, rows, blocks * MXFP4_BLOCK), pieces=run)
+    return Job(outputs=_nvfp4_stack_outputs(name, count, rows, blocks * MXFP4_BLOCK), sources=(packed,), pieces=run)
 
 
 def unpacked_stack(packed: PackedTensor, name: str) -> Job:
@@ -172,7 +175,7 @@ def unpacked_stack(packed: PackedTensor, name: str) -> Job:
             numbers = to_bfloat16(unpack_matrix(entry, (rows, columns)))
             yield 0, np.ascontiguousarray(numbers.T).reshape(-1).view(np.uint8)
 
-    return Job(outputs=(Output(name=name, dtype="BF16", shape=(count, columns, rows)),), pieces=run)
+    return Job(outputs=(Output(name=name, dtype="BF16", shape=(count, columns, rows)),), sources=(packed,), pieces=run)
 
 
 def _fp8(spec: TensorSpec, group: str, codes_name: str, scale_name: str) -> Job:
@@ -188,7 +191,7 @@ def _fp8(spec: TensorSpec, group: str, codes_name: str, scale_name: str) -> Job:
             yield 0, encode(piece)
         yield 1, _bytes_of(scale)
 
-    return Job(outputs=outputs, pieces=run)
+    return Job(outputs=outputs, sources=(spec,), pieces=run)
 
 
 def _nvfp4_outputs(codes_name: str, stem: str, lead: tuple[int, ...], columns: int) -> tuple[Output, ...]:

@@ -36,7 +36,8 @@ from peagle_trt.writers.fused import fused_name
 from peagle_trt.writers.quantized.documents import config_twin, quant_file
 from peagle_trt.writers.quantized.jobs import Job
 from peagle_trt.writers.quantized.layers import LayerPlan
-from peagle_trt.writers.quantized.planner import Planner, Rounded, Source
+from peagle_trt.writers.quantized.page_cache import Source, outgrows_memory, stored_bytes
+from peagle_trt.writers.quantized.planner import Planner, Rounded
 from peagle_trt.writers.spelled import already_quantized
 
 
@@ -74,6 +75,11 @@ class CheckpointPlan:
     def written_bytes(self) -> int:
         """Bytes of all its tensors."""
         return sum(job.length_bytes for job in self.jobs)
+
+    @property
+    def outgrows_memory(self) -> bool:
+        """Whether what it is made from leaves no room for itself in the page cache."""
+        return outgrows_memory(stored_bytes(source for job in self.jobs for source in job.sources))
 
 
 def plan_target(target: TargetCheckpoint, recipe: LayerRecipe, scales: ActivationScales = NO_SCALES) -> CheckpointPlan:
