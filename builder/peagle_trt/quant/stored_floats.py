@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, read_bytes
+from peagle_trt.readers.safetensors_file import ELEMENT_BYTES
+from peagle_trt.readers.stored_bytes import read_bytes
 from peagle_trt.spec import TensorSpec
 
 Bits: TypeAlias = NDArray[np.unsignedinteger[Any]]

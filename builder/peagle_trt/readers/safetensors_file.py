@@ -102,34 +102,6 @@ def map_codes(spec: TensorSpec) -> NDArray[np.uint8]:
     return map_bytes(spec).reshape(spec.shape)
 
 
-def read_bytes(spec: TensorSpec) -> NDArray[np.uint8]:
-    """A copy of the stored bytes of a tensor.
-
-    For bytes that are looked at once: a map costs the kernel several times as much as a read, and a file that is cut
-    short under a map ends the process.
-
-    Raises:
-        CheckpointError: The file is gone, or shorter than it was.
-    """
-    location = spec.location
-    assert location is not None, "only a computed tensor lies nowhere"
-    try:
-        content = np.fromfile(location.path, np.uint8, location.length_bytes, offset=location.offset_bytes)
-    except OSError as error:
-        raise CheckpointError(f"cannot read `{location.path}`: {error}", hint=_AGAIN) from error
-    if content.size < location.length_bytes:
-        raise CheckpointError(
-            f"`{location.path}` ends within tensor `{spec.name}`: it was cut short since its header was read",
-            hint=_AGAIN,
-        )
-    return content
-
-
-def read_codes(spec: TensorSpec) -> NDArray[np.uint8]:
-    """A copy of the stored bytes of a tensor of one-byte codes, in its shape; raises what `read_bytes` raises."""
-    return read_bytes(spec).reshape(spec.shape)
-
-
 def map_bytes(spec: TensorSpec) -> NDArray[np.uint8]:
     """The stored bytes of a tensor, memory-mapped and read-only."""
     location = spec.location

@@ -29,6 +29,7 @@ from peagle_trt.quant.layer_recipes import LayerRecipe
 from peagle_trt.quant.left_out import check_limit
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, checkpoint_files
 from peagle_trt.readers.quantized import HF_QUANT_CONFIG
+from peagle_trt.readers.stored_bytes import reading_of
 from peagle_trt.writers.folder import CONFIG_NAME, require_free_name
 from peagle_trt.writers.loaders import LOADERS, judge_folder
 from peagle_trt.writers.quantized.head_plan import HeadDialect, plan_head
@@ -177,10 +178,11 @@ def _write(
         num_resumed = len(journal.shards)
         missing = [job for name, jobs in shards.items() if name not in journal.shards for job in jobs]
         require_free_space(path.parent, sum(job.length_bytes for job in missing))
-        if not journal.largest:
-            known = {group: choice.largest[group] for group in plan.groups if group in choice.largest}
-            journal = msgspec.structs.replace(journal, largest=known or survey(plan, progress))
-        _write_shards(staging, shards, journal, progress, through=plan.outgrows_memory)
+        with reading_of(plan.read_bytes):
+            if not journal.largest:
+                known = {group: choice.largest[group] for group in plan.groups if group in choice.largest}
+                journal = msgspec.structs.replace(journal, largest=known or survey(plan, progress))
+            _write_shards(staging, shards, journal, progress)
         write_index(staging, shards)
         _write_texts(plan, staging)
         notes = choice.notes + plan.notes + _loader_notes(plan, staging)
@@ -209,14 +211,14 @@ def _take_up(plan: CheckpointPlan, staging: Path, shards: Shards, identity: str)
     return msgspec.structs.replace(journal, shards=finished)
 
 
-def _write_shards(staging: Path, shards: Shards, journal: Journal, progress: Progress, *, through: bool) -> None:
+def _write_shards(staging: Path, shards: Shards, journal: Journal, progress: Progress) -> None:
     write_journal(staging, journal)
     for number, (name, jobs) in enumerate(shards.items(), 1):
         if name in journal.shards:
             progress(f"shard {number} of {len(shards)} is there already")
             continue
         progress(f"writing shard {number} of {len(shards)}")
-        write_shard(staging / name, jobs, journal.largest, through=through)
+        write_shard(staging / name, jobs, journal.largest)
         journal = msgspec.structs.replace(journal, shards={**journal.shards, name: sha256_of(staging / name)})
         write_journal(staging, journal)
 

@@ -105,7 +105,7 @@ def _as_job(tensor: SpelledTensor) -> Job:
         for piece in tensor.pieces():
             yield 0, piece
 
-    return Job(outputs=(Output(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),), sources=(), pieces=run)
+    return Job(outputs=(Output(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape),), pieces=run)
 
 
 def _respelled(scales: ActivationScales, drafter: DrafterCheckpoint, spelling: Dialect) -> ActivationScales:

@@ -17,10 +17,10 @@ from peagle_trt.quant.mxfp4 import mxfp4_to_nvfp4
 from peagle_trt.quant.stored_floats import pieces, to_float32
 from peagle_trt.quant.stream_codes import fp8_encoder, fp8_scale, nvfp4_codes, nvfp4_scale
 from peagle_trt.readers.packed import MXFP4_BLOCK, NVFP4_BLOCK, unpack_matrix
-from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, entry_of, read_bytes, read_codes
+from peagle_trt.readers.safetensors_file import ELEMENT_BYTES, entry_of
+from peagle_trt.readers.stored_bytes import read_bytes, read_codes
 from peagle_trt.readers.tensors import PackedTensor
 from peagle_trt.spec import TensorSpec
-from peagle_trt.writers.quantized.page_cache import Source
 
 Largest = Mapping[str, float]
 """Name of a group that shares a scale -> its largest magnitude; for MXFP4 the largest power of two."""
@@ -55,12 +55,10 @@ class Job:
 
     Attributes:
         outputs: The tensors.
-        sources: What they are made from.
         pieces: Yields their bytes, each tensor's in order, once the survey has found what is largest.
     """
 
     outputs: tuple[Output, ...]
-    sources: tuple[Source, ...]
     pieces: Callable[[Largest], Iterator[Piece]]
 
     @property
@@ -80,7 +78,7 @@ def copied(spec: TensorSpec, name: str, shape: tuple[int, ...]) -> Job:
             part = replace(place, offset_bytes=place.offset_bytes + start, length_bytes=length)
             yield 0, read_bytes(replace(spec, location=part))
 
-    return Job(outputs=(Output(name=name, dtype=spec.dtype, shape=shape),), sources=(spec,), pieces=run)
+    return Job(outputs=(Output(name=name, dtype=spec.dtype, shape=shape),), pieces=run)
 
 
 def rounded(spec: TensorSpec, name: str, shape: tuple[int, ...]) -> Job:
@@ -90,13 +88,13 @@ def rounded(spec: TensorSpec, name: str, shape: tuple[int, ...]) -> Job:
         for piece in pieces(spec):
             yield 0, to_bfloat16(to_float32(piece, spec.dtype)).view(np.uint8)
 
-    return Job(outputs=(Output(name=name, dtype="BF16", shape=shape),), sources=(spec,), pieces=run)
+    return Job(outputs=(Output(name=name, dtype="BF16", shape=shape),), pieces=run)
 
 
 def scalar(name: str, value: float) -> Job:
     """One float32 number."""
     raw = np.array(value, "<f4").reshape(1).view(np.uint8)
-    return Job(outputs=(Output(name=name, dtype="F32", shape=()),), sources=(), pieces=lambda _: iter([(0, raw)]))
+    return Job(outputs=(Output(name=name, dtype="F32", shape=()),), pieces=lambda _: iter([(0, raw)]))
 
 
 def fp8_matrix(spec: TensorSpec, module: str, group: str) -> Job:
@@ -128,7 +126,7 @@ def nvfp4_matrix(spec: TensorSpec, module: str, group: str) -> Job:
             yield 1, scales
         yield 2, _bytes_of(scale)
 
-    return Job(outputs=outputs, sources=(spec,), pieces=run)
+    return Job(outputs=outputs, pieces=run)
 
 
 def nvfp4_stack(spec: TensorSpec, name: str) -> Job:
@@ -144,7 +142,7 @@ def nvfp4_stack(spec: TensorSpec, name: str) -> Job:
             yield 1, _turned(scales, rows)
         yield 2, _bytes_of(scale)
 
-    return Job(outputs=_nvfp4_stack_outputs(name, count, rows, columns), sources=(spec,), pieces=run)
+    return Job(outputs=_nvfp4_stack_outputs(name, count, rows, columns), pieces=run)
 
 
 def cast_stack(packed: PackedTensor, name: str) -> Job:
@@ -161,7 +159,7 @@ def cast_stack(packed: PackedTensor, name: str) -> Job:
             yield 1, _turned(cast.block_scales, rows)
         yield 2, _bytes_of(scale)
 
-    return Job(outputs=_nvfp4_stack_outputs(name, count, rows, blocks * MXFP4_BLOCK), sources=(packed,), pieces=run)
+    return Job(outputs=_nvfp4_stack_outputs(name, count, rows, blocks * MXFP4_BLOCK), pieces=run)
 
 
 def unpacked_stack(packed: PackedTensor, name: str) -> Job:
@@ -175,7 +173,7 @@ def unpacked_stack(packed: PackedTensor, name: str) -> Job:
             numbers = to_bfloat16(unpack_matrix(entry, (rows, columns)))
             yield 0, np.ascontiguousarray(numbers.T).reshape(-1).view(np.uint8)
 
-    return Job(outputs=(Output(name=name, dtype="BF16", shape=(count, columns, rows)),), sources=(packed,), pieces=run)
+    return Job(outputs=(Output(name=name, dtype="BF16", shape=(count, columns, rows)),), pieces=run)
 
 
 def _fp8(spec: TensorSpec, group: str, codes_name: str, scale_name: str) -> Job:
@@ -191,7 +189,7 @@ def _fp8(spec: TensorSpec, group: str, codes_name: str, scale_name: str) -> Job:
             yield 0, encode(piece)
         yield 1, _bytes_of(scale)
 
-    return Job(outputs=outputs, sources=(spec,), pieces=run)
+    return Job(outputs=outputs, pieces=run)
 
 
 def _nvfp4_outputs(codes_name: str, stem: str, lead: tuple[int, ...], columns: int) -> tuple[Output, ...]:

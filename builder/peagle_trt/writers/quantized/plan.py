@@ -36,8 +36,7 @@ from peagle_trt.writers.fused import fused_name
 from peagle_trt.writers.quantized.documents import config_twin, quant_file
 from peagle_trt.writers.quantized.jobs import Job
 from peagle_trt.writers.quantized.layers import LayerPlan
-from peagle_trt.writers.quantized.page_cache import Source, outgrows_memory, stored_bytes
-from peagle_trt.writers.quantized.planner import Planner, Rounded
+from peagle_trt.writers.quantized.planner import Planner, Rounded, Source
 from peagle_trt.writers.spelled import already_quantized
 
 
@@ -77,9 +76,9 @@ class CheckpointPlan:
         return sum(job.length_bytes for job in self.jobs)
 
     @property
-    def outgrows_memory(self) -> bool:
-        """Whether what it is made from leaves no room for itself in the page cache."""
-        return outgrows_memory(stored_bytes(source for job in self.jobs for source in job.sources))
+    def read_bytes(self) -> int:
+        """Bytes of the layers that it is made from."""
+        return sum(layer.stored_bytes for layer in self.layers)
 
 
 def plan_target(target: TargetCheckpoint, recipe: LayerRecipe, scales: ActivationScales = NO_SCALES) -> CheckpointPlan:

@@ -22,8 +22,8 @@ from peagle_trt.writers.fused import fused_name, group_of, members_of
 from peagle_trt.writers.quantized import jobs
 from peagle_trt.writers.quantized.jobs import Job
 from peagle_trt.writers.quantized.layers import LayerPlan
-from peagle_trt.writers.quantized.page_cache import Source
 
+Source = TensorSpec | PackedTensor
 # Largest number of a format, by which maxima are divided.
 _LARGEST = {"fp8": LARGEST_E4M3, "nvfp4": LARGEST_E2M1 * LARGEST_E4M3}
 _FLOAT32 = np.finfo(np.float32)

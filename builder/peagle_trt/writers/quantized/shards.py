@@ -17,7 +17,6 @@ import msgspec
 from peagle_trt.files import replacing, sha256_of, write_text
 from peagle_trt.readers.shards import INDEX_FILE, SINGLE_FILE
 from peagle_trt.writers.quantized.jobs import Job, Largest, Output
-from peagle_trt.writers.quantized.page_cache import let_go
 
 MAX_SHARD_BYTES = 2 << 30
 JOURNAL = "journal.json"
@@ -78,26 +77,19 @@ def is_finished(path: Path, journal: Journal) -> bool:
     return digest is not None and path.is_file() and sha256_of(path) == digest
 
 
-def write_shard(path: Path, jobs: Sequence[Job], largest: Largest, *, through: bool = False) -> None:
-    """Write one shard; `through` as in `write_jobs`.
+def write_shard(path: Path, jobs: Sequence[Job], largest: Largest) -> None:
+    """Write one shard.
 
     Raises:
         CheckpointError: A source turns out to be damaged.
         MachineError: The disk is full, or the folder cannot be written.
     """
     with replacing(path) as file:
-        write_jobs(file, jobs, largest, through=through)
+        write_jobs(file, jobs, largest)
 
 
-def write_jobs(file: BinaryIO, jobs: Sequence[Job], largest: Largest, *, through: bool = False) -> None:
-    """Write a safetensors file; tensors of a job grow side by side, each at its own place.
-
-    Args:
-        file: Open for writing, at its start.
-        jobs: What to write.
-        largest: What the survey found.
-        through: Nothing that was read stays in the page cache.
-    """
+def write_jobs(file: BinaryIO, jobs: Sequence[Job], largest: Largest) -> None:
+    """Write a safetensors file; tensors of a job grow side by side, each at its own place."""
     outputs = [output for job in jobs for output in job.outputs]
     header = _header(outputs)
     file.write(header)
@@ -110,8 +102,6 @@ def write_jobs(file: BinaryIO, jobs: Sequence[Job], largest: Largest, *, through
         for index, piece in job.pieces(largest):
             file.seek(ends[index])
             ends[index] += file.write(piece.data)
-        if through:
-            let_go(job.sources)
         assert ends[-1] == start, f"{job.outputs[-1].name} ends at {ends[-1]}, not {start}"
 
 

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from peagle_trt.quant.mxfp4 import NO_POWERS, POWERS_APART, mxfp4_to_nvfp4, power_range
 from peagle_trt.quant.stored_floats import largest_magnitude
-from peagle_trt.readers.safetensors_file import entry_of, read_codes
+from peagle_trt.readers.safetensors_file import entry_of
+from peagle_trt.readers.stored_bytes import read_codes
 from peagle_trt.readers.tensors import PackedTensor
-from peagle_trt.writers.quantized.page_cache import Source, let_go
 from peagle_trt.writers.quantized.plan import CheckpointPlan
+from peagle_trt.writers.quantized.planner import Source
 
 
 def survey(plan: CheckpointPlan, progress: Callable[[str], None]) -> dict[str, float]:
@@ -25,18 +26,13 @@ def survey(plan: CheckpointPlan, progress: Callable[[str], None]) -> dict[str, f
     Raises:
         CheckpointError: A tensor holds values that are no numbers, or MXFP4 blocks are too far apart for NVFP4.
     """
-    through = plan.outgrows_memory
     for spec in plan.finite:
         largest_magnitude(spec)
-        if through:
-            let_go([spec])
     largest: dict[str, float] = {}
     for index, (group, sources) in enumerate(plan.groups.items()):
         if index % 1000 == 0:
             progress(f"looking at weights: {index:,} of {len(plan.groups):,} groups")
         largest[group] = max(map(_largest, sources))
-        if through:
-            let_go(sources)
     return largest
 
 

@@ -26,13 +26,13 @@ from peagle_trt.quant.layer_recipes import load_layer_recipe
 from peagle_trt.readers import read_target
 from peagle_trt.writers.quantized import export, quantize_target
 plain, calls = export.write_shard, []
-def write(path, *rest, **options):
+def write(path, jobs, largest):
     calls.append(path)
     if len(calls) == 3:
         # In the middle of a shard: its staging file is there, its name is not.
         path.with_name(f".{path.name}.partial").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
-    plain(path, *rest, **options)
+    plain(path, jobs, largest)
 export.write_shard = write
 quantize_target(
     read_target(Path(sys.argv[1])), load_layer_recipe("nvfp4"), Path(sys.argv[2]), max_shard_bytes=int(sys.argv[3])
@@ -92,11 +92,11 @@ def test_another_recipe_starts_afresh(sources: Path, killed: Path) -> None:
 def test_a_full_disk_keeps_what_is_finished(sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, calls = export.write_shard, list[Path]()
 
-    def fill(path: Path, *rest: object, **options: object) -> None:
+    def fill(path: Path, *rest: object) -> None:
         calls.append(path)
         if len(calls) == 2:
             raise MachineError("no space is left on the disk")
-        plain(path, *rest, **options)  # type: ignore[arg-type]
+        plain(path, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(export, "write_shard", fill)
     with pytest.raises(MachineError):
