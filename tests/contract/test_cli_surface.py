@@ -102,7 +102,7 @@ SURFACE = {
         "-k",
         "build_path",
     },
-    "repo": {"--check", "--output", "-o", "path"},
+    "repo": {"--check", "--cpu-build", "--output", "-o", "path"},
     "plan": {
         "--acceptance",
         "--cache-precision",
@@ -149,6 +149,7 @@ PROMISED = {
         "--http-port",
         "--grpc-port",
         "--metrics-port",
+        "--profile",
         "--openai",
         "--openai-host",
         "--openai-port",

@@ -18,16 +18,22 @@ if TYPE_CHECKING:
 @click.command("repo")
 @click.argument("path", metavar="BUILD", type=FOLDER)
 @click.option("-o", "--output", "output_path", type=FOLDER, help="Folder to write; replaced when it is a repository.")
+@click.option("--cpu-build", "cpu_build_path", type=FOLDER, help="Build of the same pair for servers without a GPU.")
 @click.option("--check", "is_checked", is_flag=True, help="Look for what would keep the repository from loading.")
 @click.pass_obj
-def command(output: Output, path: Path, output_path: Path | None, is_checked: bool) -> None:
+def command(
+    output: Output, path: Path, output_path: Path | None, cpu_build_path: Path | None, is_checked: bool
+) -> None:
     """Write the Triton model repository of BUILD.
 
-    With --check and without -o, BUILD is a repository to check, ours or anybody's; nothing is written.
+    With --check and without -o, BUILD is a repository to check, ours or anybody's; nothing is written. With
+    --cpu-build, `tritonserver --model-config-name=cpu` and `serve --profile cpu` run that build instead.
     """
+    if cpu_build_path is not None and output_path is None:
+        raise UsageError("--cpu-build goes into a repository, and none is written", hint="name its folder with -o")
     if output_path is None and not is_checked:
         raise UsageError("there is nothing to do", hint="name a folder to write with -o, or ask for --check")
-    repository_path = path if output_path is None else _assemble(output, path, output_path)
+    repository_path = path if output_path is None else _assemble(output, path, output_path, cpu_build_path)
     findings = _check(output, repository_path) if is_checked else []
     document = {"repository": repository_path, "findings": [_document(finding) for finding in findings]}
     if any(finding.is_fatal for finding in findings):
@@ -35,10 +41,10 @@ def command(output: Output, path: Path, output_path: Path | None, is_checked: bo
     output.result(document, str(repository_path))
 
 
-def _assemble(output: Output, build_path: Path, output_path: Path) -> Path:
+def _assemble(output: Output, build_path: Path, output_path: Path, cpu_build_path: Path | None) -> Path:
     from peagle_trt.deploy.repository import assemble_repository
 
-    repository = assemble_repository(build_path, output_path)
+    repository = assemble_repository(build_path, output_path, cpu_build_path=cpu_build_path)
     output.progress(f"wrote {len(repository.model_names)} models: {', '.join(repository.model_names)}")
     return repository.path
 

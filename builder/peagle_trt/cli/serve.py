@@ -20,10 +20,19 @@ PORT = click.IntRange(1, 65535)
 @click.option("--grpc-port", type=PORT, default=8001, show_default=True, help="Port of the gRPC door.")
 @click.option("--metrics-port", type=PORT, default=8002, show_default=True, help="Port of the Prometheus metrics.")
 @click.option("--log-dir", "log_path", type=FOLDER, help="Folder for the server's log; a temporary one by default.")
+@click.option("--profile", type=click.Choice(["cpu"]), help="Serve a repository's second build, for CPUs.")
 @door_options
 @click.pass_obj
 def command(
-    output: Output, /, path: Path, http_port: int, grpc_port: int, metrics_port: int, log_path: Path | None, **door: Any
+    output: Output,
+    /,
+    path: Path,
+    http_port: int,
+    grpc_port: int,
+    metrics_port: int,
+    log_path: Path | None,
+    profile: str | None,
+    **door: Any,
 ) -> None:
     """Serve BUILD, a build or a repository made by `peagle-trt repo`, on the loopback interface.
 
@@ -33,12 +42,12 @@ def command(
     from peagle_trt.deploy.serving import require_servable, serve
 
     settings = read_door_settings(**door)
-    require_servable(path)
+    require_servable(path, profile)
     ports = choose_ports(http_port, grpc_port, metrics_port)
     open_door = None
     if settings is not None:
         from peagle_trt.openai_door.opening import prepare_door
 
         open_door = prepare_door(settings, output.progress)
-    serve(path, ports, log_folder=log_path, report=output.progress, open_door=open_door)
+    serve(path, ports, log_folder=log_path, report=output.progress, open_door=open_door, profile=profile)
     output.result({"stopped": True}, "stopped")

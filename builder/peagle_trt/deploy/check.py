@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from peagle_trt.deploy.check_ensemble import check_ensemble
 from peagle_trt.deploy.findings import Finding
+from peagle_trt.deploy.hosting.settings import BUILD_FOLDER
 from peagle_trt.errors import MachineError, UsageError
 from peagle_trt_repo.tensors import PEAGLE_INPUTS
 
@@ -55,29 +57,41 @@ def check_repository(path: Path) -> list[Finding]:
         else:
             configs[folder.name] = parsed
             findings += _check_model(folder, parsed)
+        findings += _check_profiles(folder)
     for name, config in configs.items():
         if config.platform == "ensemble":
             findings += check_ensemble(name, configs)
     return findings
 
 
-def _parse(folder: Path) -> Any:
-    """The configuration, or the finding that says why there is none."""
+def _check_profiles(folder: Path) -> Iterator[Finding]:
+    """What is wrong with the configurations that a server takes with --model-config-name."""
+    for path in sorted((folder / "configs").glob("*.pbtxt")):
+        parsed = _parse(folder, path.relative_to(folder))
+        if isinstance(parsed, Finding):
+            yield parsed
+            continue
+        for finding in _check_model(folder, parsed):
+            yield replace(finding, message=f"`configs/{path.name}`: {finding.message}")
+
+
+def _parse(folder: Path, name: Path = Path("config.pbtxt")) -> Any:
+    """A configuration, or the finding that says why there is none."""
     try:
         text_format = importlib.import_module("google.protobuf.text_format")
         model_config_pb2 = importlib.import_module("tritonclient.grpc.model_config_pb2")
     except ImportError as error:
         raise MachineError("`tritonclient` is not installed", hint="pip install 'peagle-trt[serve]'") from error
-    path = folder / "config.pbtxt"
+    path = folder / name
     if not path.is_file():
-        return Finding(model_name=folder.name, message="`config.pbtxt` is missing")
+        return Finding(model_name=folder.name, message=f"`{name}` is missing")
     text = path.read_text(encoding="utf-8")
     if placeholder := re.search(r"\$\{[^}]*\}?", text):
-        return Finding(model_name=folder.name, message=f"`config.pbtxt` holds the unfilled `{placeholder[0]}`")
+        return Finding(model_name=folder.name, message=f"`{name}` holds the unfilled `{placeholder[0]}`")
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
     except text_format.ParseError as error:
-        return Finding(model_name=folder.name, message=f"`config.pbtxt` cannot be read: {error}")
+        return Finding(model_name=folder.name, message=f"`{name}` cannot be read: {error}")
 
 
 def _check_model(folder: Path, config: Any) -> Iterator[Finding]:
@@ -126,8 +140,10 @@ def _check_versions(folder: Path, config: Any) -> Iterator[str]:
             yield f"`{version.name}/{source.name}` is missing; the server would load for ever"
             continue
         yield from _check_source(source)
-        if config.name == "peagle" and not (version / "build" / "manifest.json").is_file():
-            yield f"`{version.name}/build/manifest.json` is missing"
+        if config.name == "peagle":
+            build = config.parameters["build"].string_value or BUILD_FOLDER
+            if not (version / build / "manifest.json").is_file():
+                yield f"`{version.name}/{build}/manifest.json` is missing"
 
 
 def _check_source(source: Path) -> Iterator[str]:

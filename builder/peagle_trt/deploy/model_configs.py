@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from peagle_trt.deploy.hosting.settings import HostSettings, write_parameters
+from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, CPU_BUILD_FOLDER, HostSettings, write_parameters
 from peagle_trt.deploy.text_proto import Symbol, Value, write_message
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo import tensors
@@ -26,7 +26,7 @@ def model_configs(manifest: EngineManifest, settings: HostSettings) -> dict[str,
         settings: Parameters of the `peagle` model.
     """
     return {
-        "peagle": write_message(_peagle(manifest, settings)),
+        "peagle": write_message(_peagle(manifest, settings, BUILD_FOLDER)),
         "preprocessing": write_message(
             _python_model("preprocessing", tensors.PREPROCESSING_INPUTS, tensors.PREPROCESSING_OUTPUTS)
         ),
@@ -38,9 +38,20 @@ def model_configs(manifest: EngineManifest, settings: HostSettings) -> dict[str,
     }
 
 
-def _peagle(manifest: EngineManifest, settings: HostSettings) -> dict[str, Value]:
+def cpu_profile(manifest: EngineManifest, settings: HostSettings) -> str:
+    """The second configuration of the `peagle` model.
+
+    Args:
+        manifest: The build for machines without a GPU.
+        settings: Parameters of the model.
+    """
+    return write_message(_peagle(manifest, settings, CPU_BUILD_FOLDER))
+
+
+def _peagle(manifest: EngineManifest, settings: HostSettings, build_folder: str) -> dict[str, Value]:
     config = _python_model("peagle", tensors.PEAGLE_INPUTS, tensors.PEAGLE_OUTPUTS)
     described = {
+        "build": build_folder,
         "target": manifest.name,
         "method": manifest.drafter.method,
         "backend": manifest.backend,

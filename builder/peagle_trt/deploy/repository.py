@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 from peagle_trt import files
 from peagle_trt.build_folder import MANIFEST_NAME
 from peagle_trt.deploy.build_files import read_whole_build
-from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, HostSettings
-from peagle_trt.deploy.model_configs import model_configs
+from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, CPU_BUILD_FOLDER, CPU_PROFILE, HostSettings
+from peagle_trt.deploy.model_configs import cpu_profile, model_configs
 from peagle_trt.errors import UsageError
 from peagle_trt.spec import EngineManifest
 
@@ -31,7 +31,7 @@ class Repository:
     Attributes:
         path: Its folder.
         model_names: Its models.
-        size_bytes: What the build in it weighs.
+        size_bytes: What the builds in it weigh.
         num_copied_files: Files whose bytes had to be copied because the file system could not link them.
     """
 
@@ -41,24 +41,36 @@ class Repository:
     num_copied_files: int
 
 
-def assemble_repository(build_path: Path, output_path: Path, *, settings: HostSettings | None = None) -> Repository:
+def assemble_repository(
+    build_path: Path, output_path: Path, *, settings: HostSettings | None = None, cpu_build_path: Path | None = None
+) -> Repository:
     """Writes the repository of a build; an earlier repository in the same place is replaced at the end.
 
     Args:
         build_path: A finished build.
         output_path: Folder to write; new, empty, or an earlier repository.
         settings: Parameters of the `peagle` model.
+        cpu_build_path: A build of the same pair that a server opens where it is told `--model-config-name=cpu`.
 
     Raises:
-        UsageError: `build_path` is not a finished build, or `output_path` holds something else.
+        UsageError: A path is not a finished build, the second build is of another target or tokenizer or wants a
+            GPU too, or `output_path` holds something else.
         MachineError: The folder cannot be written.
     """
     manifest = read_whole_build(build_path)
+    cpu_manifest = None if cpu_build_path is None else _read_cpu_build(cpu_build_path, manifest)
     _require_replaceable(output_path)
     staging = output_path.with_name(f".{output_path.name}.staging-{os.getpid()}")
     files.remove_folder(staging)
     try:
         repository = _write_models(build_path, staging, output_path, manifest, settings or HostSettings())
+        if cpu_build_path is not None and cpu_manifest is not None:
+            num_copied = _write_cpu_profile(cpu_build_path, cpu_manifest, staging, settings or HostSettings())
+            repository = replace(
+                repository,
+                size_bytes=repository.size_bytes + sum(file.size_bytes for file in cpu_manifest.files),
+                num_copied_files=repository.num_copied_files + num_copied,
+            )
         _swap(staging, output_path)
     finally:
         files.remove_folder(staging)
@@ -101,6 +113,38 @@ def _write_models(
         size_bytes=sum(file.size_bytes for file in manifest.files),
         num_copied_files=num_copied_files,
     )
+
+
+def _read_cpu_build(path: Path, manifest: EngineManifest) -> EngineManifest:
+    cpu_manifest = read_whole_build(path)
+    # Compiled engines run on the GPU that they were compiled for.
+    if cpu_manifest.engines:
+        raise UsageError(
+            f"`{path}` was built for backend `{cpu_manifest.backend}`, which wants a GPU",
+            hint="build the same pair with --backend onnxruntime",
+        )
+    for what, ours, theirs in (
+        ("target", manifest.name, cpu_manifest.name),
+        # Both ends of the ensemble are the same for both builds.
+        ("tokenizer", _text_digests(manifest), _text_digests(cpu_manifest)),
+    ):
+        if ours != theirs:
+            raise UsageError(
+                f"`{path}` has another {what} than the first build",
+                hint="build both from the same target; one repository answers with one model",
+            )
+    return cpu_manifest
+
+
+def _text_digests(manifest: EngineManifest) -> list[str]:
+    names = _files_of("preprocessing", manifest)
+    return sorted(f"{file.path} {file.sha256}" for file in manifest.files if file.path in names)
+
+
+def _write_cpu_profile(build_path: Path, manifest: EngineManifest, staging: Path, settings: HostSettings) -> int:
+    """The second configuration and its build; how many files were copied."""
+    files.write_text(staging / "peagle" / "configs" / f"{CPU_PROFILE}.pbtxt", cpu_profile(manifest, settings))
+    return _link(build_path, staging / "peagle" / VERSION / CPU_BUILD_FOLDER, _files_of("peagle", manifest))
 
 
 def _model_source(name: str) -> str:

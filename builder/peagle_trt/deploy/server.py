@@ -52,6 +52,7 @@ class TritonServer:
         ports: Where to listen.
         log_path: File for everything the server prints.
         installation: Which server; None looks for one.
+        profile: Configuration that models which have it take from `configs/`, as `cpu`; None takes `config.pbtxt`.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class TritonServer:
         *,
         log_path: Path,
         installation: ServerInstallation | None = None,
+        profile: str | None = None,
     ) -> None:
         self.ports = ports
         self.log_path = log_path
         self.installation = installation or find_server()
         self._repository_path = repository_path
+        self._profile = profile
         self._prefix = shared_memory.new_prefix()
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
@@ -161,6 +164,7 @@ class TritonServer:
             f"--exit-timeout-secs={EXIT_TIMEOUT_SECONDS}",
             "--disable-auto-complete-config",
             "--allow-gpu-metrics=false",
+            *([] if self._profile is None else [f"--model-config-name={self._profile}"]),
         ]
 
     def _environment(self) -> dict[str, str]:

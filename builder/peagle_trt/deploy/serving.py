@@ -18,7 +18,7 @@ from peagle_trt.deploy.ports import LOOPBACK, ServerPorts
 from peagle_trt.deploy.repository import ENGINE_BUILD, assemble_repository, is_repository
 from peagle_trt.deploy.server import TritonServer
 from peagle_trt.engine.registry import require_runnable
-from peagle_trt.errors import PeagleError
+from peagle_trt.errors import PeagleError, UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,13 @@ OpenDoor = Callable[[Path, ServerPorts, Callable[[], bool]], contextlib.Abstract
 
 
 def serve(
-    path: Path, ports: ServerPorts, *, log_folder: Path | None, report: Report, open_door: OpenDoor | None = None
+    path: Path,
+    ports: ServerPorts,
+    *,
+    log_folder: Path | None,
+    report: Report,
+    open_door: OpenDoor | None = None,
+    profile: str | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM. Call it from the main thread.
 
@@ -51,17 +57,18 @@ def serve(
         log_folder: Folder for the server's log; None keeps it only while the server runs, and if it fails.
         report: Takes a line about what is going on.
         open_door: Opens a second door in front of the server; it closes first.
+        profile: Configuration that the server takes, as `cpu`; None takes `config.pbtxt`.
 
     Raises:
         UsageError: `path` is neither.
         MachineError: This machine cannot serve.
         PeagleError: The server did not start, or died.
     """
-    require_servable(path)
+    require_servable(path, profile)
     with contextlib.ExitStack() as stack:
         repository = path if is_repository(path) else stack.enter_context(_temporary_repository(path))
         log_path = (log_folder or stack.enter_context(_temporary_folder())) / LOG_NAME
-        server = TritonServer(repository, ports, log_path=log_path)
+        server = TritonServer(repository, ports, log_path=log_path, profile=profile)
         report(f"starting tritonserver ({server.installation.origin}), log in {log_path}")
         server.start()
         with _stop_signals() as is_stopping:
@@ -81,13 +88,19 @@ def serve(
                 server.stop()
 
 
-def require_servable(path: Path) -> None:
+def require_servable(path: Path, profile: str | None = None) -> None:
     """Refuses early what `serve` could not serve.
 
     Raises:
-        UsageError: `path` is neither a finished build nor a repository of ours.
+        UsageError: `path` is neither a finished build nor a repository of ours, or it has no such profile.
         MachineError: This machine cannot run the build.
     """
+    # A server takes `config.pbtxt` in silence where the profile is missing.
+    if profile is not None and not (path / "peagle" / "configs" / f"{profile}.pbtxt").is_file():
+        raise UsageError(
+            f"`{path}` has no profile `{profile}`",
+            hint="make one: peagle-trt repo BUILD --cpu-build CPU_BUILD -o REPOSITORY",
+        )
     if not is_repository(path):
         require_runnable(read_whole_build(path))
 

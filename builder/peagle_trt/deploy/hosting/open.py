@@ -10,7 +10,7 @@ from peagle_trt.deploy.hosting.engine_host import EngineHost
 from peagle_trt.deploy.hosting.registered import RegisteredFamilies
 from peagle_trt.deploy.hosting.request_log import write_log
 from peagle_trt.deploy.hosting.serving_metrics import LoopReading, ServingMetrics
-from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, read_settings, version_path
+from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, engine_build_path, read_settings, version_path
 
 
 def open_engine_host(args: Mapping[str, str]) -> EngineHost:
@@ -25,7 +25,7 @@ def open_engine_host(args: Mapping[str, str]) -> EngineHost:
 
     settings = read_settings(args)
     write_log(logs_requests=settings.log_requests)
-    loaded = open_build(version_path(args) / BUILD_FOLDER, num_threads=settings.num_threads or None)
+    loaded = open_build(engine_build_path(args), num_threads=settings.num_threads or None)
     loaded.engine.preload()
     loop = DecodeLoop(loaded.engine, loaded.tokenizer, reuses_prefixes=settings.reuse_prefixes)
     driver = EngineThread(loop)

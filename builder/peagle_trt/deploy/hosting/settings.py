@@ -11,6 +11,10 @@ from peagle_trt.errors import UsageError
 
 BUILD_FOLDER = "build"
 """Name of the build beside a model.py."""
+CPU_PROFILE = "cpu"
+"""Name of the second configuration, `configs/cpu.pbtxt`, which a server takes with `--model-config-name=cpu`."""
+CPU_BUILD_FOLDER = "build-cpu"
+"""Name of the build that the second configuration opens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,17 @@ def read_settings(args: Mapping[str, str]) -> HostSettings:
         default_draft_tokens=_word(texts, "default_draft_tokens", defaults.default_draft_tokens, ("build", "auto")),
         log_requests=_boolean(texts, "log_requests", defaults.log_requests),
     )
+
+
+def engine_build_path(args: Mapping[str, str]) -> Path:
+    """The build whose engine the chosen configuration opens.
+
+    Raises:
+        UsageError: Parameter `build` names another folder.
+    """
+    parameters: dict[str, dict[str, str]] = json.loads(args["model_config"]).get("parameters", {})
+    texts = {name: entry["string_value"] for name, entry in parameters.items()}
+    return version_path(args) / _word(texts, "build", BUILD_FOLDER, (BUILD_FOLDER, CPU_BUILD_FOLDER))
 
 
 def version_path(args: Mapping[str, str]) -> Path:
