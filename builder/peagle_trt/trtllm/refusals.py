@@ -46,6 +46,7 @@ class ServerArguments(Protocol):
     kv_cache_config: CacheSettings
     cache_transceiver_config: object
     kv_connector_config: object
+    guided_decoding_backend: object
     max_batch_size: int | None
     max_seq_len: int | None
 
@@ -74,8 +75,15 @@ def require_arguments(llm_args: ServerArguments, settings: ServedSettings) -> No
     """Refuse a server that would hand the drafter what it never read, or what its cache has no room for.
 
     Raises:
-        PlanError: Tokens may reach the target's cache from elsewhere, or a limit of the build is left behind.
+        PlanError: Tokens may reach the target's cache from elsewhere, grammars are on, or a limit of the build is left
+            behind.
     """
+    if llm_args.guided_decoding_backend:
+        raise PlanError(
+            f"`guided_decoding_backend` is {llm_args.guided_decoding_backend!r}: a grammar is walked draft by draft, "
+            "and the P-EAGLE worker drafts all K tokens at once",
+            hint="leave `guided_decoding_backend` out, or serve answers with grammars without `speculative_config`",
+        )
     foreign = {
         "kv_cache_config.enable_block_reuse": llm_args.kv_cache_config.enable_block_reuse,
         "cache_transceiver_config": llm_args.cache_transceiver_config,

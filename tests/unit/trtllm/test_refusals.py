@@ -180,6 +180,7 @@ def create_executor(small_pair: Small, head: Path, **options: Any) -> Any:
         ({"kv_cache_config": FakeCacheConfig()}, "enable_block_reuse` is True"),
         ({"cache_transceiver_config": {"backend": "UCX"}}, "cache_transceiver_config"),
         ({"kv_connector_config": {"connector_module": "x"}}, "kv_connector_config"),
+        ({"guided_decoding_backend": "xgrammar"}, "`guided_decoding_backend` is 'xgrammar'"),
         ({"max_batch_size": 5}, "`max_batch_size` is 5; the build was made for 4"),
         ({"max_batch_size": None}, "`max_batch_size` is not set"),
         ({"max_seq_len": 201}, "`max_seq_len` is 201; the build was made for 200"),
@@ -244,7 +245,9 @@ def test_a_server_for_more_requests_than_the_build_is_refused(
         factory.get_spec_metadata(model.model_config.spec_config, sizes, 5, max_num_tokens=64)
 
 
-def test_guided_decoding_is_refused(registry: dict[str, Any], small_pair: Small, served_head: Path) -> None:
+def test_a_guided_decoder_that_gets_through_is_turned_away(
+    registry: dict[str, Any], small_pair: Small, served_head: Path
+) -> None:
     model = construct(registry, small_pair, served_head)
     load_pair(model, small_pair[0], served_head)
     assert model.spec_worker.set_guided_decoder(object()) is False
