@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from peagle_trt.errors import CheckpointError, PlanError
+from peagle_trt.errors import CheckpointError, MachineError, PlanError
 from peagle_trt.readers import DrafterCheckpoint, read_drafter
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.trtllm.served_settings import ServedSettings
@@ -59,6 +59,10 @@ class TargetSizes(Protocol):
     num_hidden_layers: int
 
 
+KNOWN_CAPABILITIES = (90, 100, 103)
+"""Compute capability times ten, where the settings of a build are known; `build --sm` takes the same."""
+GIBBERISH_CAPABILITY = 120
+"""Where TensorRT-LLM's own decoding with drafts gave gibberish (its issue 11125, 1.2.0rc8)."""
 _NEWER_OPTIONS = (
     "draft_len_schedule",
     "use_rejection_sampling",
@@ -106,6 +110,25 @@ def require_arguments(llm_args: ServerArguments, settings: ServedSettings) -> No
                 f"`{name}` is {'not set' if found is None else found}; the build was made for {largest}",
                 hint=f"set `{name}: {largest}`, or build again with a larger {option}",
             )
+
+
+def require_gpu(name: str, compute_capability: tuple[int, int]) -> None:
+    """Refuse a GPU whose answers would be wrong; others that are not known are left to `doctor --trtllm` to name.
+
+    Args:
+        name: The GPU's.
+        compute_capability: Its compute capability, major and minor.
+
+    Raises:
+        MachineError: TensorRT-LLM decodes with drafts wrongly there.
+    """
+    major, minor = compute_capability
+    if 10 * major + minor == GIBBERISH_CAPABILITY:
+        known = ", ".join(f"SM{each}" for each in KNOWN_CAPABILITIES)
+        raise MachineError(
+            f"{name} is SM{GIBBERISH_CAPABILITY}, where TensorRT-LLM gave gibberish with drafts (its issue 11125)",
+            hint=f"serve on {known}, or build with `--backend tensorrt-rtx --sm {GIBBERISH_CAPABILITY}`",
+        )
 
 
 def require_one_model(config: Speculation) -> None:

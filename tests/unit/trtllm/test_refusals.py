@@ -196,6 +196,35 @@ def test_settings_that_a_drafter_cannot_follow_load_no_weight(
         create_executor(small_pair, served_head, **options)
 
 
+def show_gpu(monkeypatch: pytest.MonkeyPatch, *compute_capability: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX PRO 6000")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: compute_capability)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_gpu_that_gives_gibberish_with_drafts_loads_no_weight(
+    small_pair: Small, served_head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_gpu(monkeypatch, 12, 0)
+    with pytest.raises(MachineError, match=r"RTX PRO 6000 is SM120, where .* gibberish .*11125") as caught:
+        create_executor(small_pair, served_head)
+    assert "SM90, SM100, SM103" in caught.value.hint
+    assert "--backend tensorrt-rtx" in caught.value.hint
+    # Without a head of ours its decoding is TensorRT-LLM's own affair.
+    edit_document(served_head, parallel_drafting=None, peagle_trt=None)
+    assert create_executor(small_pair, served_head) == "weights are loaded"
+
+
+@pytest.mark.parametrize("compute_capability", [(9, 0), (10, 0), (10, 3), (12, 1)])
+@pytest.mark.usefixtures("registry")
+def test_other_gpus_are_left_to_the_doctor(
+    small_pair: Small, served_head: Path, monkeypatch: pytest.MonkeyPatch, compute_capability: tuple[int, int]
+) -> None:
+    show_gpu(monkeypatch, *compute_capability)
+    assert create_executor(small_pair, served_head) == "weights are loaded"
+
+
 @pytest.mark.usefixtures("registry")
 def test_settings_without_a_head_of_ours_are_left_alone(small_pair: Small, served_head: Path) -> None:
     import sys
