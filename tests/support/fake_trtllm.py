@@ -60,6 +60,7 @@ class FakeArguments:
     kv_cache_config: Any = field(default_factory=FakeCacheConfig)
     cache_transceiver_config: Any = None
     kv_connector_config: Any = None
+    guided_decoding_backend: Any = None
     max_batch_size: int | None = 2048
     max_seq_len: int | None = None
 

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 
 from peagle_trt.errors import MachineError
 from peagle_trt.machine import Machine
+from peagle_trt.trtllm.refusals import GIBBERISH_CAPABILITY, KNOWN_CAPABILITIES
 from peagle_trt.trtllm.releases.support import CONTAINERS, find_differences, find_version, name_release
 from peagle_trt.trtllm.releases.table import read_table
 
-KNOWN_CAPABILITIES = (90, 100, 103)
-"""Compute capability times ten, where the settings of a build are known; `build --sm` takes the same."""
-GIBBERISH_CAPABILITY = 120
-"""Where TensorRT-LLM's own decoding with drafts gave gibberish (its issue 11125, 1.2.0rc8)."""
 _NEEDED = ("msgspec", "numpy", "torch", "safetensors")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from peagle_trt.errors import CheckpointError, PlanError
+from peagle_trt.errors import CheckpointError, MachineError, PlanError
 from peagle_trt.readers import DrafterCheckpoint, read_drafter
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.trtllm.served_settings import ServedSettings
@@ -46,6 +46,7 @@ class ServerArguments(Protocol):
     kv_cache_config: CacheSettings
     cache_transceiver_config: object
     kv_connector_config: object
+    guided_decoding_backend: object
     max_batch_size: int | None
     max_seq_len: int | None
 
@@ -58,6 +59,10 @@ class TargetSizes(Protocol):
     num_hidden_layers: int
 
 
+KNOWN_CAPABILITIES = (90, 100, 103)
+"""Compute capability times ten, where the settings of a build are known; `build --sm` takes the same."""
+GIBBERISH_CAPABILITY = 120
+"""Where TensorRT-LLM's own decoding with drafts gave gibberish (its issue 11125, 1.2.0rc8)."""
 _NEWER_OPTIONS = (
     "draft_len_schedule",
     "use_rejection_sampling",
@@ -74,8 +79,15 @@ def require_arguments(llm_args: ServerArguments, settings: ServedSettings) -> No
     """Refuse a server that would hand the drafter what it never read, or what its cache has no room for.
 
     Raises:
-        PlanError: Tokens may reach the target's cache from elsewhere, or a limit of the build is left behind.
+        PlanError: Tokens may reach the target's cache from elsewhere, grammars are on, or a limit of the build is left
+            behind.
     """
+    if llm_args.guided_decoding_backend:
+        raise PlanError(
+            f"`guided_decoding_backend` is {llm_args.guided_decoding_backend!r}: a grammar is walked draft by draft, "
+            "and the P-EAGLE worker drafts all K tokens at once",
+            hint="leave `guided_decoding_backend` out, or serve answers with grammars without `speculative_config`",
+        )
     foreign = {
         "kv_cache_config.enable_block_reuse": llm_args.kv_cache_config.enable_block_reuse,
         "cache_transceiver_config": llm_args.cache_transceiver_config,
@@ -98,6 +110,25 @@ def require_arguments(llm_args: ServerArguments, settings: ServedSettings) -> No
                 f"`{name}` is {'not set' if found is None else found}; the build was made for {largest}",
                 hint=f"set `{name}: {largest}`, or build again with a larger {option}",
             )
+
+
+def require_gpu(name: str, compute_capability: tuple[int, int]) -> None:
+    """Refuse a GPU whose answers would be wrong; others that are not known are left to `doctor --trtllm` to name.
+
+    Args:
+        name: The GPU's.
+        compute_capability: Its compute capability, major and minor.
+
+    Raises:
+        MachineError: TensorRT-LLM decodes with drafts wrongly there.
+    """
+    major, minor = compute_capability
+    if 10 * major + minor == GIBBERISH_CAPABILITY:
+        known = ", ".join(f"SM{each}" for each in KNOWN_CAPABILITIES)
+        raise MachineError(
+            f"{name} is SM{GIBBERISH_CAPABILITY}, where TensorRT-LLM gave gibberish with drafts (its issue 11125)",
+            hint=f"serve on {known}, or build with `--backend tensorrt-rtx --sm {GIBBERISH_CAPABILITY}`",
+        )
 
 
 def require_one_model(config: Speculation) -> None:

@@ -11,7 +11,7 @@ import pytest
 from peagle_trt.bundle.gpus import KNOWN_CAPABILITIES
 from peagle_trt.cli.main import run
 from peagle_trt.machine import Gpu, Machine
-from peagle_trt.trtllm import container
+from peagle_trt.trtllm import container, refusals
 from peagle_trt.trtllm.releases import support
 from peagle_trt.trtllm.releases.table import read_table
 from tests.support.fake_trtllm import installed
@@ -62,7 +62,7 @@ def test_a_gpu_that_is_not_known_is_named(capability: str, what: str) -> None:
 
 
 def test_it_takes_the_gpus_that_builds_are_made_for() -> None:
-    assert tuple(map(str, container.KNOWN_CAPABILITIES)) == KNOWN_CAPABILITIES
+    assert tuple(map(str, refusals.KNOWN_CAPABILITIES)) == KNOWN_CAPABILITIES
 
 
 @pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError])

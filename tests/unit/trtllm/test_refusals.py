@@ -180,6 +180,7 @@ def create_executor(small_pair: Small, head: Path, **options: Any) -> Any:
         ({"kv_cache_config": FakeCacheConfig()}, "enable_block_reuse` is True"),
         ({"cache_transceiver_config": {"backend": "UCX"}}, "cache_transceiver_config"),
         ({"kv_connector_config": {"connector_module": "x"}}, "kv_connector_config"),
+        ({"guided_decoding_backend": "xgrammar"}, "`guided_decoding_backend` is 'xgrammar'"),
         ({"max_batch_size": 5}, "`max_batch_size` is 5; the build was made for 4"),
         ({"max_batch_size": None}, "`max_batch_size` is not set"),
         ({"max_seq_len": 201}, "`max_seq_len` is 201; the build was made for 200"),
@@ -193,6 +194,35 @@ def test_settings_that_a_drafter_cannot_follow_load_no_weight(
     assert create_executor(small_pair, served_head) == "weights are loaded"
     with pytest.raises(PlanError, match=what):
         create_executor(small_pair, served_head, **options)
+
+
+def show_gpu(monkeypatch: pytest.MonkeyPatch, *compute_capability: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX PRO 6000")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: compute_capability)
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_gpu_that_gives_gibberish_with_drafts_loads_no_weight(
+    small_pair: Small, served_head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    show_gpu(monkeypatch, 12, 0)
+    with pytest.raises(MachineError, match=r"RTX PRO 6000 is SM120, where .* gibberish .*11125") as caught:
+        create_executor(small_pair, served_head)
+    assert "SM90, SM100, SM103" in caught.value.hint
+    assert "--backend tensorrt-rtx" in caught.value.hint
+    # Without a head of ours its decoding is TensorRT-LLM's own affair.
+    edit_document(served_head, parallel_drafting=None, peagle_trt=None)
+    assert create_executor(small_pair, served_head) == "weights are loaded"
+
+
+@pytest.mark.parametrize("compute_capability", [(9, 0), (10, 0), (10, 3), (12, 1)])
+@pytest.mark.usefixtures("registry")
+def test_other_gpus_are_left_to_the_doctor(
+    small_pair: Small, served_head: Path, monkeypatch: pytest.MonkeyPatch, compute_capability: tuple[int, int]
+) -> None:
+    show_gpu(monkeypatch, *compute_capability)
+    assert create_executor(small_pair, served_head) == "weights are loaded"
 
 
 @pytest.mark.usefixtures("registry")
@@ -244,7 +274,9 @@ def test_a_server_for_more_requests_than_the_build_is_refused(
         factory.get_spec_metadata(model.model_config.spec_config, sizes, 5, max_num_tokens=64)
 
 
-def test_guided_decoding_is_refused(registry: dict[str, Any], small_pair: Small, served_head: Path) -> None:
+def test_a_guided_decoder_that_gets_through_is_turned_away(
+    registry: dict[str, Any], small_pair: Small, served_head: Path
+) -> None:
     model = construct(registry, small_pair, served_head)
     load_pair(model, small_pair[0], served_head)
     assert model.spec_worker.set_guided_decoder(object()) is False

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from tensorrt_llm._torch.pyexecutor import py_executor_creator
 
-from peagle_trt.trtllm.refusals import require_arguments, require_one_model
+from peagle_trt.trtllm.refusals import require_arguments, require_gpu, require_one_model
 from peagle_trt.trtllm.served_settings import is_served_head, read_served_settings
 
 
@@ -34,10 +35,11 @@ def checking(create_py_executor: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_misfits(llm_args: Any) -> None:
-    """Refuse what the build's limits do not allow; without a P-EAGLE head everything is left alone.
+    """Refuse what the build's limits or the GPU do not allow; without a P-EAGLE head everything is left alone.
 
     Raises:
-        PeagleError: The arguments ask for what the drafter cannot follow, or the head's limits are damaged.
+        PeagleError: The arguments ask for what the drafter cannot follow, the head's limits are damaged, or
+            TensorRT-LLM decodes with drafts wrongly on this GPU.
     """
     spec_config = llm_args.speculative_config
     if spec_config is None or not spec_config.speculative_model:
@@ -45,5 +47,7 @@ def refuse_misfits(llm_args: Any) -> None:
     head_path = Path(spec_config.speculative_model)
     if not is_served_head(head_path):
         return
+    if torch.cuda.is_available():
+        require_gpu(torch.cuda.get_device_name(), torch.cuda.get_device_capability())
     require_one_model(spec_config)
     require_arguments(llm_args, read_served_settings(head_path))

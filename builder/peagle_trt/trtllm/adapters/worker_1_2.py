@@ -4,31 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorrt_llm._torch.speculative.interface import SpecWorkerBase
 from torch import Tensor
 
-from peagle_trt.trtllm.runtime.one_engine import OneEngine
+from peagle_trt.trtllm.adapters.worker import OneEngineWorker
 
 
-class PEagleWorker(SpecWorkerBase):
-    """One-engine worker: verify K drafts, then draft K more in one pass.
+class PEagleWorker(OneEngineWorker):
+    """One-engine worker of a P-EAGLE head.
 
     Source: TensorRT-LLM release/1.2 `_torch/speculative/interface.py` (`SpecWorkerBase`) and `eagle3.py`
-        (`Eagle3OneModelWorker.forward`, whose results have these names).
+        (`Eagle3OneModelWorker.forward`).
     """
-
-    def __init__(self, spec_config: Any, mapping: Any, engine: OneEngine) -> None:
-        super().__init__()
-        self.spec_config, self.mapping, self.engine = spec_config, mapping, engine
-
-    @property
-    def max_draft_len(self) -> int:
-        """K."""
-        return int(self.spec_config.max_draft_len)
-
-    def set_guided_decoder(self, guided_decoder: object) -> bool:
-        """Refused: guided decoding walks its grammar draft by draft, and all drafts come at once."""
-        return False
 
     def forward(
         self,
@@ -40,20 +26,14 @@ class PEagleWorker(SpecWorkerBase):
         spec_metadata: Any,
         draft_model: Any,
     ) -> dict[str, Tensor]:
-        """One step; nothing of `attn_metadata` is touched, since the drafter attends over a cache of its own."""
-        num_contexts, batch_size = attn_metadata.num_contexts, attn_metadata.num_seqs
-        drafted = spec_metadata.draft_tokens.reshape(batch_size - num_contexts, self.max_draft_len)
-        accepted, num_accepted = self._sample_and_accept_draft_tokens_base(
-            logits, drafted, num_contexts, batch_size, spec_metadata
+        """One step; K is the same in all of them."""
+        return self.verify_and_draft(
+            input_ids,
+            position_ids,
+            logits,
+            attn_metadata,
+            spec_metadata,
+            draft_model,
+            num_drafts=self.max_draft_len,
+            accept=self._sample_and_accept_draft_tokens_base,
         )
-        draft_model.attn_metadata = attn_metadata
-        drafts, next_tokens = self.engine.step(
-            input_ids, position_ids, accepted, num_accepted, attn_metadata, spec_metadata
-        )
-        return {
-            "logits": logits,
-            "new_tokens": accepted,
-            "new_tokens_lens": num_accepted,
-            "next_draft_tokens": drafts,
-            "next_new_tokens": next_tokens,
-        }
