@@ -104,6 +104,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def locked_folder(path: Path, busy: str) -> Iterator[None]:
     """A folder, made where it is missing, that one process at a time works in.
 
+    What was made is taken away again when the work fails and leaves nothing in it.
+
     Args:
         path: The folder.
         busy: What to say while another process has it.
@@ -112,6 +114,7 @@ def locked_folder(path: Path, busy: str) -> Iterator[None]:
         MachineError: Another process has it, or it cannot be made.
     """
     with naming_os_errors(path):
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -122,9 +125,21 @@ def locked_folder(path: Path, busy: str) -> Iterator[None]:
         # Who had it may have renamed or removed it since it was opened here.
         if not path.exists() or not os.path.samestat(path.stat(), os.fstat(descriptor)):
             raise MachineError(busy, hint="it has just ended: start again")
-        yield
+        try:
+            yield
+        except BaseException:
+            if is_new:
+                _remove_empty(path, descriptor)
+            raise
     finally:
         os.close(descriptor)
+
+
+def _remove_empty(path: Path, descriptor: int) -> None:
+    """Take away a folder that is still locked here and in which nothing waits for another run."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(path.stat(), os.fstat(descriptor)):
+            path.rmdir()
 
 
 def require_writable(path: Path) -> None:

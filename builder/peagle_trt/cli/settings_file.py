@@ -46,7 +46,7 @@ def load_settings(context: click.Context, parameter: click.Parameter, path: Path
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read `{path}`: {error}") from error
     except RecursionError as error:

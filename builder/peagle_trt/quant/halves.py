@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.errors import CheckpointError
+from peagle_trt.quant.magnitudes import roundable
 
 HALF_TYPES = ("BF16", "F16")
 
@@ -31,9 +32,9 @@ def to_half(name: str, values: NDArray[np.generic], dtype: str) -> NDArray[np.ge
         dtype: One of `HALF_TYPES`.
 
     Raises:
-        CheckpointError: A number is too large for the type.
+        CheckpointError: A number is too large for the type, or see `require_roundable`.
     """
-    numbers = values.astype(np.float32, copy=False)
+    numbers = roundable(name, values)
     if dtype == "BF16":
         return to_bfloat16(numbers)
     largest = float(np.abs(numbers).max(initial=0.0))

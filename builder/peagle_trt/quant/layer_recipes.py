@@ -249,7 +249,7 @@ def _read(path: Path) -> LayerRecipe:
     with naming_os_errors(path):
         raw = path.read_bytes()
     try:
-        document = tomllib.loads(raw.decode())
+        document = tomllib.loads(raw.decode("utf-8-sig"))
         recipe = msgspec.convert({**document, "name": path.stem}, LayerRecipe)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"`{path}` is no recipe: {error}", hint="a recipe is a TOML file in UTF-8") from error

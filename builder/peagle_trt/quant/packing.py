@@ -19,6 +19,7 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.quant.block_integers import INTEGER_BLOCK, quantize_blocks, zero_point_bytes
 from peagle_trt.quant.fp8 import quantize_fp8
 from peagle_trt.quant.layer_recipes import LayerScheme
+from peagle_trt.quant.magnitudes import roundable
 from peagle_trt.quant.nvfp4 import global_scale, quantize_nvfp4
 from peagle_trt.readers.packed import NVFP4_BLOCK
 
@@ -70,7 +71,7 @@ def pack(tensor: StoredTensor, scheme: LayerScheme, input_scale: float | None = 
         input_scale: Calibrated scale of the matrix's input, or None.
 
     Raises:
-        CheckpointError: Its rows cannot be cut into blocks.
+        CheckpointError: Its rows cannot be cut into blocks; or, when it is made, see `require_roundable`.
     """
     if scheme.weights in INTEGER_BITS:
         return _pack_integers(tensor, INTEGER_BITS[scheme.weights])
@@ -94,7 +95,7 @@ def _pack_integers(tensor: StoredTensor, bits: int) -> list[StoredTensor]:
     blocks = _count_blocks(tensor, INTEGER_BLOCK, "use precision `fp32` or `bf16`")
 
     def make() -> dict[str, NDArray[np.generic]]:
-        packed = quantize_blocks(_finite(tensor), bits)
+        packed = quantize_blocks(roundable(tensor.name, tensor.produce()), bits)
         return {"": packed.codes, INTEGER_SCALES: packed.scales, ZERO_POINTS: packed.zero_points}
 
     pieces = _Pieces(make)
@@ -107,7 +108,7 @@ def _pack_integers(tensor: StoredTensor, bits: int) -> list[StoredTensor]:
 
 def _pack_fp8(tensor: StoredTensor) -> list[StoredTensor]:
     def make() -> dict[str, NDArray[np.generic]]:
-        packed = quantize_fp8(tensor.produce().astype(np.float32, copy=False))
+        packed = quantize_fp8(roundable(tensor.name, tensor.produce()))
         return {"": packed.codes, SCALE: packed.scale}
 
     pieces = _Pieces(make)
@@ -122,7 +123,7 @@ def _pack_nvfp4(tensor: StoredTensor) -> list[StoredTensor]:
     blocks = _count_blocks(tensor, NVFP4_BLOCK, "use precision `fp8` or `bf16`")
 
     def make() -> dict[str, NDArray[np.generic]]:
-        values = tensor.produce().astype(np.float32, copy=False)
+        values = roundable(tensor.name, tensor.produce())
         packed = quantize_nvfp4(values, global_scale(values))
         return {"": packed.codes, BLOCK_SCALES: packed.block_scales, GLOBAL_SCALE: packed.global_scale}
 
@@ -141,15 +142,6 @@ def _count_blocks(tensor: StoredTensor, block: int, hint: str) -> int:
             f"`{tensor.name}` has {columns} columns, which blocks of {block} do not divide", hint=hint
         )
     return columns // block
-
-
-def _finite(tensor: StoredTensor) -> NDArray[np.float32]:
-    values = tensor.produce().astype(np.float32, copy=False)
-    if not np.isfinite(values).all():
-        raise CheckpointError(
-            f"`{tensor.name}` holds a value that is no number", hint="the checkpoint is damaged; fetch it again"
-        )
-    return values
 
 
 def _number(name: str, value: float) -> StoredTensor:

@@ -66,6 +66,10 @@ def test_a_key_is_a_long_option(command: click.Command, tmp_path: Path, text: st
     assert read(command, tmp_path, text) == values
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_key(command: click.Command, tmp_path: Path) -> None:
+    assert read(command, tmp_path, "\ufeffdraft-tokens = 3") == {"draft_tokens": 3}
+
+
 def test_what_is_typed_wins(command: click.Command, tmp_path: Path) -> None:
     assert read(command, tmp_path, "draft-tokens = 3", "-k", "5") == {"draft_tokens": 5}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -280,3 +281,38 @@ def test_what_rounds_weights_alone_is_judged_by_its_weights(precision: str) -> N
     assert not recipe.rounds_rows
     assert not recipe.rounds_activations
     assert find_recipe("nvfp4-mlp").rounds_rows
+
+
+TOO_LARGE = r"`layers\.1\.down_proj(\.weight)?` holds a magnitude of 3\.4e\+38, expected at most 1\.1e\+12"
+
+
+def save_with_large_numbers(folder: Path, damaged: str) -> None:
+    """A target and its head, one of them with a magnitude that trained weights never have."""
+    save_target(folder / "target", num_hidden_layers=6)
+    save_drafter(folder / "head")
+    save_byte_tokenizer(folder / "target")
+    name = "model.layers.1.mlp.down_proj.weight" if damaged == "target" else "layers.1.mlp.down_proj.weight"
+    values = load_file(folder / damaged / "model.safetensors")[name].numpy().copy()
+    values[0, :2] = [3.4e38, -3e38]
+    edit_tensors(folder / damaged, **{name.replace(".", "__"): values})
+
+
+@pytest.mark.parametrize("damaged", ["target", "head"])
+@pytest.mark.parametrize("precision", ["int4", "int8", "bf16"])
+def test_numbers_too_large_to_be_rounded_end_a_build_with_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], precision: str, damaged: str
+) -> None:
+    save_with_large_numbers(tmp_path, damaged)
+    pair = ["--target", str(tmp_path / "target"), "--drafter", str(tmp_path / "head")]
+    assert run(["build", *pair, "-o", str(tmp_path / "out"), "--precision", precision]) == 4
+    assert re.search(TOO_LARGE, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+    assert all(any(left.iterdir()) for left in tmp_path.glob(".out*"))
+
+
+@pytest.mark.parametrize("damaged", ["target", "head"])
+@pytest.mark.parametrize("precision", ["fp8", "nvfp4"])
+def test_numbers_too_large_to_be_rounded_are_not_stored(tmp_path: Path, precision: str, damaged: str) -> None:
+    save_with_large_numbers(tmp_path, damaged)
+    with pytest.raises(CheckpointError, match=TOO_LARGE):
+        store(tmp_path, precision)

@@ -64,6 +64,12 @@ def test_a_file_of_ones_own_is_taken(tmp_path: Path) -> None:
     )
 
 
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('summary = "mine"\n[target]\no = { weights = "nvfp4" }\n', encoding="utf-8-sig")
+    assert load_layer_recipe(str(path)).summary == "mine"
+
+
 REFUSED = {
     "unknown_key": ('[target]\nattention = { weights = "fp8" }', "Object contains unknown field `attention`"),
     "unknown_inner_key": ('[target]\no = { weight = "fp8" }', "Object contains unknown field `weight`"),

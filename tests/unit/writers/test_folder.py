@@ -56,3 +56,19 @@ def test_a_head_of_no_use_to_anybody_is_not_written(
     with pytest.raises(CheckpointError, match=reason):
         convert_head(read_head(head), None, "vllm", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_failed_work_left_empty_is_taken_away(tmp_path: Path) -> None:
+    with pytest.raises(UsageError), locked_folder(tmp_path / "made" / "new", "busy"):
+        raise UsageError("no")
+    assert not (tmp_path / "made" / "new").exists()
+
+
+def test_what_was_there_before_or_holds_something_stays_after_failed_work(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError), locked_folder(tmp_path / "empty", "busy"):
+        raise UsageError("no")
+    with pytest.raises(UsageError), locked_folder(tmp_path / "filled", "busy"):
+        (tmp_path / "filled" / "shard").touch()
+        raise UsageError("no")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "filled", "shard"]

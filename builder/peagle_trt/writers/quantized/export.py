@@ -27,6 +27,8 @@ from peagle_trt.files import (
 from peagle_trt.quant.activation_scales import NO_SCALES, ActivationScales
 from peagle_trt.quant.layer_recipes import LayerRecipe
 from peagle_trt.quant.left_out import check_limit
+from peagle_trt.quant.magnitudes import LARGEST_ROUNDED, require_roundable
+from peagle_trt.quant.stored_floats import largest_magnitude
 from peagle_trt.readers import DrafterCheckpoint, TargetCheckpoint, check_pair, checkpoint_files
 from peagle_trt.readers.quantized import HF_QUANT_CONFIG
 from peagle_trt.readers.stored_bytes import reading_of
@@ -158,6 +160,7 @@ def _choose(plan: CheckpointPlan, keep_above: float | None, progress: Progress, 
     if keep_above is None:
         return _Choice(recipe=plan.recipe)
     largest = survey(plan, progress)
+    _require_roundable(plan, largest)
     found = leave_out(plan, largest, keep_above, progress, is_head=is_head)
     return _Choice(recipe=found.recipe, kept=found.patterns, notes=(found.note,), largest=largest)
 
@@ -182,6 +185,7 @@ def _write(
             if not journal.largest:
                 known = {group: choice.largest[group] for group in plan.groups if group in choice.largest}
                 journal = msgspec.structs.replace(journal, largest=known or survey(plan, progress))
+            _require_roundable(plan, journal.largest)
             _write_shards(staging, shards, journal, progress)
         write_index(staging, shards)
         _write_texts(plan, staging)
@@ -197,6 +201,13 @@ def _write(
         notes=notes,
         kept=choice.kept,
     )
+
+
+def _require_roundable(plan: CheckpointPlan, largest: Largest) -> None:
+    for layer in plan.rounded:
+        if largest[layer.group] > LARGEST_ROUNDED:
+            # Of layers that share a scale, the one that is meant is named.
+            require_roundable(layer.spec.name, float(largest_magnitude(layer.spec)))
 
 
 def _take_up(plan: CheckpointPlan, staging: Path, shards: Shards, identity: str) -> Journal:

@@ -52,6 +52,7 @@ class CheckpointPlan:
         jobs: What writes its tensors, in order.
         groups: What shares a scale, by the group's name.
         finite: Tensors that are only looked at for values that are no numbers.
+        halved: Tensors of another type that become bfloat16.
         rounded: Layers whose numbers are rounded.
         document: Its config.json.
         quant_document: Its hf_quant_config.json; None where there is none.
@@ -65,6 +66,7 @@ class CheckpointPlan:
     jobs: tuple[Job, ...]
     groups: Mapping[str, tuple[Source, ...]]
     finite: tuple[TensorSpec, ...]
+    halved: tuple[TensorSpec, ...]
     rounded: tuple[Rounded, ...]
     document: Mapping[str, object]
     quant_document: Mapping[str, object] | None
@@ -212,6 +214,7 @@ def finish(
         jobs=tuple(planner.jobs),
         groups={name: tuple(sources) for name, sources in planner.groups.items()},
         finite=tuple(planner.finite),
+        halved=tuple(planner.halved),
         rounded=tuple(planner.rounded),
         document=document,
         quant_document=quant_document,

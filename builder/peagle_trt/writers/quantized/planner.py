@@ -63,6 +63,7 @@ class Planner:
         jobs: What writes it.
         groups: What shares a scale, by the group's name.
         finite: Tensors that are only looked at for values that are no numbers.
+        halved: Tensors of another type that become bfloat16.
         rounded: Layers whose numbers are rounded.
         left_out: Modules that stay as they are.
         algorithm_of_layers: What is made of each layer that is quantized, by its module.
@@ -77,6 +78,7 @@ class Planner:
     jobs: list[Job] = field(default_factory=list)
     groups: dict[str, list[Source]] = field(default_factory=dict)
     finite: list[TensorSpec] = field(default_factory=list)
+    halved: list[TensorSpec] = field(default_factory=list)
     rounded: list[Rounded] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     algorithm_of_layers: dict[str, Algorithm] = field(default_factory=dict)
@@ -147,7 +149,7 @@ class Planner:
         is_rounded = scheme.weights == "bf16" and spec.dtype in FLOAT_TYPES and spec.dtype != "BF16"
         make = jobs.rounded if is_rounded else jobs.copied
         if spec.dtype in FLOAT_TYPES:
-            self.finite.append(spec)
+            (self.halved if is_rounded else self.finite).append(spec)
         form = "bf16" if scheme.weights == "bf16" and spec.dtype in FLOAT_TYPES else spec.dtype.lower()
         module = name.removesuffix(".weight")
         self._add([make(spec, name, shape)], module, kind, scheme, _stored_bytes(spec), form=form)

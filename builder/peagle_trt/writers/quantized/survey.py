@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.quant.magnitudes import require_roundable
 from peagle_trt.quant.mxfp4 import NO_POWERS, POWERS_APART, mxfp4_to_nvfp4, power_range
 from peagle_trt.quant.stored_floats import largest_magnitude
 from peagle_trt.readers.safetensors_file import entry_of
@@ -24,10 +25,13 @@ def survey(plan: CheckpointPlan, progress: Callable[[str], None]) -> dict[str, f
         progress: Told now and then.
 
     Raises:
-        CheckpointError: A tensor holds values that are no numbers, or MXFP4 blocks are too far apart for NVFP4.
+        CheckpointError: A tensor holds values that are no numbers, or too large for bfloat16; or MXFP4 blocks are too
+            far apart for NVFP4.
     """
     for spec in plan.finite:
         largest_magnitude(spec)
+    for spec in plan.halved:
+        require_roundable(spec.name, float(largest_magnitude(spec)))
     largest: dict[str, float] = {}
     for index, (group, sources) in enumerate(plan.groups.items()):
         if index % 1000 == 0:

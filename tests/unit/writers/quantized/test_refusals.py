@@ -63,6 +63,26 @@ def test_values_that_are_no_numbers(tmp_path: Path, name: str, value: float) -> 
     refused(tmp_path / "bad", tmp_path, load_layer_recipe("fp8"), f"tensor `{stored}` holds values that are nan or inf")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "keep_above"), [("fp8", None), ("nvfp4", None), ("w4a16-nvfp4", None), ("bf16", None), ("fp8", 0.5)]
+)
+def test_numbers_too_large_to_be_rounded_are_refused_before_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, keep_above: float | None
+) -> None:
+    save_target(tmp_path / "large", num_hidden_layers=2)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    values = load_file(tmp_path / "large" / "model.safetensors")[name].numpy().copy()
+    # The nearest bfloat16 is infinite.
+    values[0, 0] = np.finfo(np.float32).max
+    edit_tensors(tmp_path / "large", **{name.replace(".", "__"): values})
+    monkeypatch.setattr("peagle_trt.writers.quantized.export.write_shard", pytest.fail)
+    with pytest.raises(CheckpointError, match=rf"`{name}` holds a magnitude of 3\.4e\+38, expected at most 1\.1e\+12"):
+        quantize_target(
+            read_target(tmp_path / "large"), load_layer_recipe(recipe), tmp_path / "out", keep_above=keep_above
+        )
+    assert not list(tmp_path.glob("*out*"))
+
+
 @pytest.mark.parametrize("form", ["modelopt_fp8", "compressed_nvfp4"])
 def test_a_target_that_is_quantized_already(sources: Path, tmp_path: Path, form: str) -> None:
     folder = copy_folder(sources / "llama", tmp_path / "quantized")
