@@ -40,6 +40,9 @@ def refuse_misfits(llm_args: Any) -> None:
     Raises:
         PeagleError: The arguments ask for what the drafter cannot follow, the head's limits are damaged, or
             TensorRT-LLM decodes with drafts wrongly on this GPU.
+
+    Source: TensorRT-LLM main `executor/base_worker.py` (`BaseWorker.setup_engine`): a worker process chooses its GPU
+        before it imports and calls `create_py_executor`, so the current device is the one that will serve.
     """
     spec_config = llm_args.speculative_config
     if spec_config is None or not spec_config.speculative_model:
