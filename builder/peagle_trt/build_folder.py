@@ -219,7 +219,9 @@ def staged_build(output_path: Path) -> Iterator[StagedBuild]:
         _settle_replacement(output_path)
         build = StagedBuild(output_path)
         try:
-            yield build
+            # A full disk is met while a file is written, when the system no longer says which.
+            with naming_os_errors(output_path):
+                yield build
         finally:
             if not build.steps:
                 remove_folder(staging)

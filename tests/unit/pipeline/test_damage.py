@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from peagle_trt import pipeline
-from peagle_trt.build_folder import read_manifest, staging_path
-from peagle_trt.errors import UsageError, VerificationError
+from peagle_trt.build_folder import read_manifest, staged_build, staging_path
+from peagle_trt.errors import MachineError, UsageError, VerificationError
 from peagle_trt.files import sha256_of
 from peagle_trt.plan import STAGES
 from peagle_trt.spec import BuildSpec
@@ -140,3 +141,13 @@ def test_a_path_that_cannot_be_replaced_is_refused(
     with pytest.raises(UsageError, match=r"is the folder you are in|leads nowhere"):
         pipeline.build(dataclasses.replace(spec, output_path=Path(output)))
     assert [path.name for path in Path.cwd().iterdir()] == ["loop"]
+
+
+def test_a_disk_that_fills_up_while_a_file_is_written_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(MachineError, match=f"cannot use `{tmp_path / 'out'}`: no space is left on the disk"),
+        staged_build(tmp_path / "out"),
+    ):
+        # As `write` raises it: without a name.
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert not list(tmp_path.iterdir())
