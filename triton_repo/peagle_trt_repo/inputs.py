@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt_repo.tensors import HARMLESS_VALUES, OTHER_NAMES, PEAGLE_INPUTS, REFUSAL_ADVICE, REFUSED_INPUTS
+from peagle_trt_repo.tensors import (
+    HARMLESS_VALUES,
+    NO_COUNTERPARTS,
+    OTHER_NAMES,
+    PEAGLE_INPUTS,
+    REFUSAL_ADVICE,
+    REFUSED_INPUTS,
+)
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -25,14 +32,18 @@ PROTOCOL_PARAMETERS = frozenset(
         "id",
         "priority",
         "timeout",
-        "sequence_id",
-        "sequence_start",
-        "sequence_end",
         "binary_data_output",
         "headers",
+        "triton_enable_empty_final_response",
     }
 )
-"""Source: KServe v2 and Triton's extensions of it (schedule policy, sequence, binary data, generate)."""
+"""Source: KServe v2 and Triton's extensions of it (schedule policy, binary data, generate, decoupled models)."""
+
+SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
+"""They join requests at a model with a state; their values that join nothing pass. Source: Triton's protocol extension
+"sequence"."""
+
+_NO_SEQUENCE = (0, "", "0", False)
 
 NO_END_ID = -1
 """What a client sends as `end_id` to generate to the limit. Source: TensorRT-LLM's runtime."""
@@ -191,15 +202,23 @@ def read_deadline(parameters: Mapping[str, object], timeout_microseconds: int) -
 def refuse_unknown_parameters(parameters: Mapping[str, object]) -> None:
     """Refuses what the server took for a parameter because it names no input, such as a misspelt `temprature`.
 
+    A name that begins with `triton_` is no exception: one that nothing here reads would be taken and forgotten.
+
     Args:
         parameters: Parameters of the request.
 
     Raises:
-        InvalidRequestError: There is one that neither the server nor its protocol knows.
+        InvalidRequestError: There is one that asks for something and that nothing here honours.
     """
-    for name in parameters:
-        if name in PROTOCOL_PARAMETERS or name.startswith("triton_"):
+    for name, value in parameters.items():
+        if name in PROTOCOL_PARAMETERS or (name in SEQUENCE_PARAMETERS and value in _NO_SEQUENCE):
             continue
+        if name in SEQUENCE_PARAMETERS:
+            raise InvalidRequestError(
+                f"`{name}` is not supported: every request stands alone; send the whole prompt each time"
+            )
+        if name in NO_COUNTERPARTS:
+            raise InvalidRequestError(f"`{name}` is no input of this model; {NO_COUNTERPARTS[name]}")
         close = difflib.get_close_matches(name, [field.name for field in PEAGLE_INPUTS], n=1)
         close = [OTHER_NAMES[name]] if name in OTHER_NAMES else close
         advice = f"; did you mean `{close[0]}`?" if close else ""

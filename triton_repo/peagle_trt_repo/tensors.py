@@ -113,9 +113,62 @@ OTHER_NAMES = {
     "sampling_param_stop": "stop_words",
     "return_cumulative_logprob": "return_log_probs",
     "sampling_param_exclude_input_from_output": "exclude_input_in_output",
+    "sampling_param_temperature": "temperature",
+    "sampling_param_top_k": "top_k",
+    "sampling_param_top_p": "top_p",
+    "sampling_param_frequency_penalty": "frequency_penalty",
+    "sampling_param_presence_penalty": "presence_penalty",
+    "sampling_param_seed": "seed",
+    "sampling_param_best_of": "num_return_sequences",
 }
 """Names of TensorRT-LLM's other served models for what this one reads. Source: tensorrtllm_backend r25.05,
 `tensorrt_llm` and `tensorrt_llm_bls`; TensorRT-LLM's `llmapi`."""
+
+_OWN_DRAFTS = "the drafts are the drafter's own, and `draft_tokens` says how many"
+_NO_ENCODER = "the target has no encoder; the prompt goes into `text_input` or `input_ids`"
+_NO_IMAGES = "the target reads text alone"
+_NO_BEAMS = "there are no beams; `num_return_sequences` samples several answers"
+_FIXED_TOP_P = "`top_p` stays the same for the whole answer"
+_NO_RETENTION = "what stays in the cache is decided by its use alone"
+
+NO_COUNTERPARTS = {
+    "input_lengths": "the length is that of `input_ids`; leave it out",
+    "stop": "`stop_words` end an answer, and a closed connection ends a request",
+    "draft_input_ids": _OWN_DRAFTS,
+    "draft_logits": _OWN_DRAFTS,
+    "draft_acceptance_threshold": _OWN_DRAFTS,
+    "use_draft_logits": _OWN_DRAFTS,
+    "lookahead_window_size": _OWN_DRAFTS,
+    "lookahead_ngram_size": _OWN_DRAFTS,
+    "lookahead_verification_set_size": _OWN_DRAFTS,
+    "encoder_input_features": _NO_ENCODER,
+    "encoder_output_lengths": _NO_ENCODER,
+    "decoder_input_ids": _NO_ENCODER,
+    "decoder_input_lengths": _NO_ENCODER,
+    "cross_attention_mask": _NO_ENCODER,
+    "skip_cross_attn_blocks": _NO_ENCODER,
+    "image_input": _NO_IMAGES,
+    "image_bytes_input": _NO_IMAGES,
+    "image_url_input": _NO_IMAGES,
+    "video_bytes_input": _NO_IMAGES,
+    "mrope_rotary_cos_sin": _NO_IMAGES,
+    "mrope_position_deltas": _NO_IMAGES,
+    "prompt_table_extra_ids": "there are no prompt tables; leave it out",
+    "early_stopping": _NO_BEAMS,
+    "beam_search_diversity_rate": _NO_BEAMS,
+    "runtime_top_p_min": _FIXED_TOP_P,
+    "runtime_top_p_decay": _FIXED_TOP_P,
+    "runtime_top_p_reset_ids": _FIXED_TOP_P,
+    "context_phase_params": "prompt and answer are computed in one place",
+    "retention_token_range_starts": _NO_RETENTION,
+    "retention_token_range_ends": _NO_RETENTION,
+    "retention_token_range_priorities": _NO_RETENTION,
+    "retention_token_range_durations_ms": _NO_RETENTION,
+    "retention_decode_priority": _NO_RETENTION,
+    "retention_decode_duration_ms": _NO_RETENTION,
+}
+"""Inputs of `tensorrt_llm` and `tensorrt_llm_bls` that nothing here stands for, and why: the nearest name of ours, as
+`input_ids` for `draft_input_ids`, would mislead. Source: TensorRT-LLM, `triton_backend/all_models`."""
 
 OWN_INPUTS = (
     # K; 0 decodes without speculation, -1 lets the decode loop choose at every step.

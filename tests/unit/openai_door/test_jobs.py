@@ -1,0 +1,82 @@
+"""What a model that reasons before it answers cannot be asked for: the server would apply it to the reasoning."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from peagle_trt.decode.text import TextTokenizer
+from peagle_trt.openai_door.dialects import TemplateDialect
+from peagle_trt.openai_door.fields import ChatFields, CompletionFields
+from peagle_trt.openai_door.jobs import JobMaker
+from peagle_trt.openai_door.reading import read_fields
+from peagle_trt.openai_door.refusals import RefusalError
+from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest, GraphShapes, TokenizerFiles
+from tests.unit.deploy.conftest import DRAFTER, TARGET, TEMPLATE, byte_tokenizer
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def maker(*, passes_stop_words: bool) -> JobMaker:
+    manifest = EngineManifest(
+        format=ARTIFACT_FORMAT,
+        peagle_trt_version="0.1.0",
+        name="m",
+        backend="onnxruntime",
+        precision="fp32",
+        target=TARGET,
+        drafter=DRAFTER,
+        shapes=GraphShapes(
+            draft_tokens=5, max_draft_tokens=8, max_batch_size=8, max_sequence_length=128, cache_capacity=144
+        ),
+        tokenizer=TokenizerFiles(tokenizer="tokenizer.json", chat_template="chat_template.jinja"),
+        graphs={},
+        files=(),
+        sources={},
+    )
+    text = TextTokenizer(byte_tokenizer(), TEMPLATE)
+    return JobMaker(manifest, text, TemplateDialect(text), passes_stop_words=passes_stop_words)
+
+
+def chat(**fields: object) -> ChatFields:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return read_fields(json.dumps(body).encode(), ChatFields)
+
+
+CUTS_REASONING: list[tuple[dict[str, object], str, str]] = [
+    ({"stop": "."}, "stop", "`stop` would cut this model's reasoning"),
+    ({"stop": ["a", "b"]}, "stop", "`stop` would cut this model's reasoning"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "would hold this model's reasoning"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+        "response_format.json_schema.schema",
+        "would hold this model's reasoning",
+    ),
+    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs.regex", "would hold this model's reasoning"),
+]
+
+
+@pytest.mark.parametrize(("sent", "param", "message"), CUTS_REASONING)
+def test_what_would_cut_the_reasoning_is_refused_by_name(sent: dict[str, object], param: str, message: str) -> None:
+    with pytest.raises(RefusalError, match=message) as caught:
+        maker(passes_stop_words=False).chat(chat(**sent))
+    assert (caught.value.param, caught.value.code, caught.value.status) == (param, "unsupported_parameter", 400)
+
+
+@pytest.mark.parametrize("sent", [entry[0] for entry in CUTS_REASONING])
+def test_a_model_that_answers_at_once_is_asked_for_it(sent: dict[str, object]) -> None:
+    (job,) = maker(passes_stop_words=True).chat(chat(**sent)).jobs
+    assert "stop_words" in job or "guided_decoding_guide_type" in job
+
+
+@pytest.mark.parametrize("sent", [{"stop": []}, {"response_format": {"type": "text"}}])
+def test_what_asks_for_nothing_passes_at_any_model(sent: dict[str, object]) -> None:
+    (job,) = maker(passes_stop_words=False).chat(chat(**sent)).jobs
+    assert not {"stop_words", "guided_decoding_guide_type"} & set(job)
+
+
+def test_a_completion_has_no_reasoning_to_cut() -> None:
+    body = json.dumps({"model": "m", "prompt": "hi", "stop": "."}).encode()
+    (job,) = maker(passes_stop_words=False).completion(read_fields(body, CompletionFields)).jobs
+    assert job["stop_words"] == ["."]
