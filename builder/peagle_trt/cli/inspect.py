@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from peagle_trt import catalog
+from peagle_trt.build_folder import MANIFEST_NAME
 from peagle_trt.cli.checkpoint_argument import (
     NAME_OR_PATH,
     download_document,
@@ -67,6 +68,7 @@ def command(
         output.result(_entry_document(entry, download), f"{entry.name}: {entry.summary}\n{download_text(download)}")
         return
     path = find_target(checkpoint, revision=revision)
+    _refuse_build(path)
     partner = read_target(find_target(target)) if target is not None else None
     found = _read(path, partner, mask_token_id)
     findings = judge_head(found, partner) if isinstance(found, DrafterCheckpoint) else []
@@ -84,6 +86,14 @@ def command(
     output.result(document, text)
     if misfit is not None:
         raise misfit
+
+
+def _refuse_build(path: Path) -> None:
+    if (path / MANIFEST_NAME).is_file() and not (path / "config.json").exists():
+        raise UsageError(
+            f"`{path}` is a build, and `inspect` shows checkpoints",
+            hint=f"`{MANIFEST_NAME}` tells what is in it, and peagle-trt verify BUILD whether it is right",
+        )
 
 
 def _missing_on_hub(checkpoint: str, revision: str | None) -> catalog.Download | None:

@@ -153,3 +153,10 @@ def test_a_build_takes_the_mask_token_too(folder: Path, tmp_path: Path, capsys: 
 def test_a_plain_eagle_3_head_is_shown(folder: Path, tmp_path: Path) -> None:
     save_drafter(tmp_path, mask_token_id=None)
     assert inspect(tmp_path, "--target", folder / "target") == 0
+
+
+def test_a_build_is_no_checkpoint_and_verify_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    assert inspect(tmp_path) == 2
+    assert "is a build, and `inspect` shows checkpoints" in (said := capsys.readouterr().err)
+    assert "peagle-trt verify BUILD" in said
