@@ -257,7 +257,10 @@ def test_a_target_and_its_drafter_are_calibrated_from_prompts(tmp_path: Path) ->
     assert len(target.values) == layers * (7 + 2)
     assert (target.recipe, target.num_texts) == ("nvfp4-kv", 2)
     assert target.tool == "nvidia-modelopt 0.47.0"
-    assert set(report.drafter_maxima) - {"lm_head"} == {name.removesuffix(".input_scale") for name in drafter.values}
+    inputs = {name for name in drafter.values if name.endswith(".input_scale")}
+    assert set(report.drafter_maxima) - {"lm_head"} == {name.removesuffix(".input_scale") for name in inputs}
+    caches = {name.rpartition(".")[2] for name in set(drafter.values) - inputs}
+    assert caches == {"k_scale", "v_scale"}
     assert all(found.masked > 0 for found in report.drafter_maxima.values())
 
 
