@@ -66,8 +66,8 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture
-def manifest() -> EngineManifest:
+def plain_manifest() -> EngineManifest:
+    """Of a build without files."""
     return EngineManifest(
         format=ARTIFACT_FORMAT,
         peagle_trt_version="0.1.0",
@@ -84,6 +84,11 @@ def manifest() -> EngineManifest:
         files=(),
         sources={},
     )
+
+
+@pytest.fixture
+def manifest() -> EngineManifest:
+    return plain_manifest()
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from peagle_trt.decode.text import TextTokenizer
@@ -12,29 +13,13 @@ from peagle_trt.openai_door.fields import ChatFields, CompletionFields
 from peagle_trt.openai_door.jobs import JobMaker
 from peagle_trt.openai_door.reading import read_fields
 from peagle_trt.openai_door.refusals import RefusalError
-from peagle_trt.spec import ARTIFACT_FORMAT, EngineManifest, GraphShapes, TokenizerFiles
-from tests.unit.deploy.conftest import DRAFTER, TARGET, TEMPLATE, byte_tokenizer
+from tests.unit.deploy.conftest import TEMPLATE, byte_tokenizer, plain_manifest
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 def maker(*, passes_stop_words: bool) -> JobMaker:
-    manifest = EngineManifest(
-        format=ARTIFACT_FORMAT,
-        peagle_trt_version="0.1.0",
-        name="m",
-        backend="onnxruntime",
-        precision="fp32",
-        target=TARGET,
-        drafter=DRAFTER,
-        shapes=GraphShapes(
-            draft_tokens=5, max_draft_tokens=8, max_batch_size=8, max_sequence_length=128, cache_capacity=144
-        ),
-        tokenizer=TokenizerFiles(tokenizer="tokenizer.json", chat_template="chat_template.jinja"),
-        graphs={},
-        files=(),
-        sources={},
-    )
+    manifest = msgspec.structs.replace(plain_manifest(), name="m")
     text = TextTokenizer(byte_tokenizer(), TEMPLATE)
     return JobMaker(manifest, text, TemplateDialect(text), passes_stop_words=passes_stop_words)
 

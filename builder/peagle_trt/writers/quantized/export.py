@@ -159,9 +159,10 @@ class _Choice:
 def _choose(plan: CheckpointPlan, keep_above: float | None, progress: Progress, *, is_head: bool) -> _Choice:
     if keep_above is None:
         return _Choice(recipe=plan.recipe)
-    largest = survey(plan, progress)
-    _require_roundable(plan, largest)
-    found = leave_out(plan, largest, keep_above, progress, is_head=is_head)
+    with reading_of(plan.read_bytes):
+        largest = survey(plan, progress)
+        _require_roundable(plan, largest)
+        found = leave_out(plan, largest, keep_above, progress, is_head=is_head)
     return _Choice(recipe=found.recipe, kept=found.patterns, notes=(found.note,), largest=largest)
 
 
