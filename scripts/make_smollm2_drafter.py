@@ -47,6 +47,7 @@ from peagle_trt.train.start import count_tokens
 from peagle_trt.train.target import TorchTarget, read_torch_target
 from peagle_trt.train.trainer import Trainer
 from peagle_trt.train.vocabulary import choose_draft_vocabulary
+from peagle_trt.train.warm_start import read_warm_start
 
 logger = logging.getLogger("make_smollm2_drafter")
 
@@ -95,10 +96,12 @@ def add_questions(path: Path, drawn: list[Question], data: Path, seed: int) -> i
     return len(fresh)
 
 
-def mix_questions(data: Path, invented: list[Question], seed: int) -> list[Question]:
+def mix_questions(data: Path, invented: list[Question], seed: int, source_trees: list[Path]) -> list[Question]:
     """All sets in one random order, so that any beginning of it is a fair mixture."""
     chooser = random.Random(seed)
     library = list(read_library_functions(Path(sysconfig.get_paths()["stdlib"]), seed))
+    for tree in source_trees:
+        library.extend(read_library_functions(tree, seed, tree.name))
     problems = list(read_word_problems(data / "gsm8k/train.jsonl"))
     sets = (
         chooser.sample(problems, 1600),
@@ -194,11 +197,12 @@ def train(arguments: argparse.Namespace) -> None:
         mask_token_id=MASK_TOKEN_ID,
         compute_dtype=torch.bfloat16,
         read_more=read_more,
+        num_layers=arguments.layers,
+        warm=None if arguments.start is None else read_warm_start(arguments.start, arguments.target),
+        report=logger.info,
     )
     if (arguments.output / "run/state.pt").exists():
         trainer.restore()
-    elif arguments.start is not None:
-        trainer.start_from(arguments.start)
 
     def export(current: Trainer) -> dict[str, float]:
         vocabulary = current.tables.draft_to_target_D.numpy()
@@ -220,8 +224,12 @@ def main() -> None:
     parser.add_argument("--num-workers", type=int, default=1)
     parser.add_argument("--count", type=int, default=1000, help="invented questions a worker")
     parser.add_argument("--round", type=int, default=1, help="from the second on, invented turns get first words")
+    parser.add_argument(
+        "--source-tree", type=Path, action="append", default=[], help="more Python packages to take functions from"
+    )
     parser.add_argument("--output", type=Path, help="where the head goes")
-    parser.add_argument("--start", type=Path, help="run folder of an earlier head to begin with")
+    parser.add_argument("--start", type=Path, help="an earlier head to begin with")
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--tokens-per-step", type=int, default=2000)
     parser.add_argument("--matrix-rate", type=float, default=0.02)
@@ -240,10 +248,10 @@ def main() -> None:
         invented = [q for path in sorted(arguments.work.glob("invented-*.jsonl")) for q in read_questions(path)]
         path = arguments.work / "questions.jsonl"
         if path.exists():
-            drawn = mix_questions(arguments.data, invented, seed=17 * arguments.round)
+            drawn = mix_questions(arguments.data, invented, 17 * arguments.round, arguments.source_tree)
             logger.info("%d new questions", add_questions(path, drawn, arguments.data, seed=17))
         else:
-            write_questions(path, mix_questions(arguments.data, invented, seed=17))
+            write_questions(path, mix_questions(arguments.data, invented, 17, arguments.source_tree))
         return
     if arguments.step == "evaluation":
         answer_benchmarks(arguments.target, arguments.data, arguments.work)

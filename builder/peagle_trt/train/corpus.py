@@ -58,18 +58,27 @@ def read_chats(path: Path) -> Iterator[Question]:
             yield Question(source="chat", turns=turns[:2])
 
 
-def read_library_functions(folder: Path, seed: int) -> Iterator[Question]:
-    """Signatures with docstrings of a Python source tree, as requests and as raw text to continue."""
+def read_library_functions(folder: Path, seed: int, name: str = "stdlib") -> Iterator[Question]:
+    """Signatures with docstrings of a Python source tree, as requests and as raw text to continue.
+
+    Args:
+        folder: The tree; its tests are left out.
+        seed: Of the kinds of request.
+        name: Source of the questions.
+
+    Yields:
+        A question for each function, in the order of the files.
+    """
     chooser = random.Random(seed)
     for path in sorted(folder.rglob("*.py")):
-        if {"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages"} & set(path.parts):
+        if {"test", "tests", "idlelib", "lib2to3", "encodings", "site-packages"} & set(path.relative_to(folder).parts):
             continue
         source = path.read_text(encoding="utf-8", errors="replace")
         for header in _function_headers(source):
             if chooser.random() < 0.35:
-                yield Question(source="stdlib-raw", turns=(header,), is_raw=True)
+                yield Question(source=f"{name}-raw", turns=(header,), is_raw=True)
             else:
-                yield Question(source="stdlib", turns=(chooser.choice(CODE_REQUESTS) + header,))
+                yield Question(source=name, turns=(chooser.choice(CODE_REQUESTS) + header,))
 
 
 def compose_exercises(count: int, seed: int) -> Iterator[Question]:

@@ -22,6 +22,21 @@ TOPICS = (
     "Shakespeare's comedies", "the periodic table", "sound waves", "minimalism", "a snowstorm", "bicycles",
     "trade unions",
     "the Roman Senate", "encryption", "rivers", "team sports", "hand-made pottery", "the theory of evolution",
+    "a desert caravan", "binary search", "folk songs", "the nervous system", "lighthouse keepers", "fermentation",
+    "the French language", "glaciers", "a broken violin", "insurance", "the Byzantine Empire", "probability",
+    "community theatre", "wind turbines", "cooking for one", "an orchard in autumn", "world maps", "cloud computing",
+    "the Magna Carta", "migrating birds", "a chess club", "job interviews", "the digestive system", "radio",
+    "street photography", "negotiation", "a night train", "tides", "version control", "the Ottoman Empire", "soil",
+    "a school newspaper", "batteries", "minimum wages", "coral reefs", "an abandoned factory", "meditation",
+    "the Bauhaus", "linear equations", "a neighbourhood market", "antibiotics", "podcasts", "the Vikings", "tea",
+    "weather forecasts", "software testing", "a homesick astronaut", "the Mughal gardens", "friendship", "bridges",
+    "sorting algorithms", "house plants", "the suffragettes", "earthquakes", "a talking parrot", "public transport",
+    "the lungs", "museums", "credit cards", "a winter festival", "optical illusions", "web design", "the Inca roads",
+    "honesty", "swimming", "graph theory", "a village blacksmith", "water purification", "the jury system", "moss",
+    "science fiction", "the Han dynasty", "knitting", "electromagnetism", "a late letter", "urban farming", "comets",
+    "the human eye", "board games", "compilers", "the Black Death", "customer service", "a shy magician", "deserts",
+    "carpentry", "statistics", "the Harlem Renaissance", "whales", "a lighthouse library", "taxes", "origami",
+    "the carbon cycle", "user interfaces", "an island without clocks", "opera", "first aid", "the Space Race",
 )  # fmt: skip
 
 INSTRUCTIONS = {

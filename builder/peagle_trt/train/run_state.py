@@ -61,7 +61,7 @@ def check_facts(state: Mapping[str, Any], facts: Mapping[str, object]) -> None:
     if "facts" not in state:
         raise UsageError(
             "the state is of an earlier release and cannot be continued exactly",
-            hint="train into another folder; a script may begin with its weights through `Trainer.start_from`",
+            hint="train into another folder, with the head of the earlier one as --start",
         )
     known = state["facts"]
     for name, value in facts.items():

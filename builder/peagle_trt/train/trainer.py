@@ -181,21 +181,6 @@ class Trainer:
         if self._workers.is_first:
             rewind_metrics(self._folder, self._step)
 
-    def start_from(self, folder: Path) -> None:
-        """Begin this run with the averaged weights of an earlier one of the same shape; its schedule is not continued.
-
-        Args:
-            folder: The earlier run's folder.
-        """
-        import torch
-
-        earlier = read_state(folder)
-        self.head.load_state_dict(earlier["head"])
-        with torch.no_grad():
-            for name, value in self.head.named_parameters():
-                value.copy_(earlier["average"][name])
-                self._average[name].copy_(value)
-
     def _orders(self) -> Iterator[list[int]]:
         while True:
             if self._read_more is not None and self._step_in_epoch == 0:

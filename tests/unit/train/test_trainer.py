@@ -66,17 +66,6 @@ def test_a_resumed_run_has_the_losses_of_an_unbroken_one(
     assert len(unbroken) == SETTINGS.optimizer.total_steps
 
 
-def test_a_run_may_begin_with_the_average_of_an_earlier_one(
-    config: DrafterConfig, tables: FrozenTables, sequences: list[TrainingSequence], tmp_path: Path
-) -> None:
-    earlier = new_trainer(config, tables, sequences, tmp_path / "earlier")
-    earlier.run(max_steps=4)
-    later = new_trainer(config, tables, sequences, tmp_path / "later")
-    later.start_from(tmp_path / "earlier")
-    expected = earlier.averaged_state()
-    assert all(torch.equal(value, expected[name]) for name, value in later.averaged_state().items())
-
-
 def test_a_state_saved_between_two_steps_continues_with_the_next_batch(
     config: DrafterConfig, tables: FrozenTables, sequences: list[TrainingSequence], tmp_path: Path
 ) -> None:
