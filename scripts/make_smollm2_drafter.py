@@ -198,6 +198,7 @@ def train(arguments: argparse.Namespace) -> None:
         compute_dtype=torch.bfloat16,
         read_more=read_more,
         num_layers=arguments.layers,
+        intermediate_size=arguments.intermediate_size,
         warm=None if arguments.start is None else read_warm_start(arguments.start, arguments.target),
         report=logger.info,
     )
@@ -230,6 +231,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="where the head goes")
     parser.add_argument("--start", type=Path, help="an earlier head to begin with")
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--intermediate-size", type=int)
     parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--tokens-per-step", type=int, default=2000)
     parser.add_argument("--matrix-rate", type=float, default=0.02)

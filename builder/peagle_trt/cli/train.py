@@ -55,6 +55,12 @@ USUAL_DECAY: dict[Method, float] = {"p-eagle": 1.0, "eagle3": 0.8}
     "--layers", type=click.IntRange(min=1), help="Decoder layers of the head; 2, or those of --start, by default."
 )
 @click.option(
+    "--intermediate-size",
+    type=click.IntRange(min=1),
+    help="Width of the head's feed-forward blocks; the target's, or that of --start, by default. Narrower ones begin "
+    "with the strongest neurons.",
+)
+@click.option(
     "--aux-layers",
     "auxiliary_layers",
     metavar="ID,ID,ID",
@@ -183,6 +189,7 @@ def command(
     method: Method,
     start_path: Path | None,
     layers: int | None,
+    intermediate_size: int | None,
     auxiliary_layers: tuple[int, ...] | None,
     depths: int,
     retention: float | None,
@@ -225,6 +232,7 @@ def command(
         method=method,
         start_path=start_path,
         num_layers=layers,
+        intermediate_size=intermediate_size,
         auxiliary_layers=auxiliary_layers,
         draft_vocab_size=draft_vocab_size,
         mask_token_id=mask_token_id,

@@ -65,6 +65,7 @@ class TrainingRequest:
         method: How the head is to draft.
         start_path: Folder of a head to begin with, or None for the target's last layers.
         num_layers: Layers of the head; None is 2, or as many as the head to begin with has.
+        intermediate_size: Width of its feed-forward blocks; None is the target's, or the one of the head to begin with.
         auxiliary_layers: Target layers whose input it reads; None is (2, n//2, n-3), or what the head to begin with
             reads.
         draft_vocab_size: Rows of its lm_head; None covers 98.5 % of the answers, or is the vocabulary of the head to
@@ -87,6 +88,7 @@ class TrainingRequest:
     method: Method = "p-eagle"
     start_path: Path | None = None
     num_layers: int | None = None
+    intermediate_size: int | None = None
     auxiliary_layers: tuple[int, ...] | None = None
     draft_vocab_size: int | None = None
     mask_token_id: int | None = None
@@ -225,6 +227,7 @@ def new_trainer(
     draft_to_target: NDArray[np.int64],
     mask_token_id: int,
     num_layers: int | None = None,
+    intermediate_size: int | None = None,
     compute_dtype: torch.dtype,
     read_more: Callable[[], Sequence[AnswerText]] | None = None,
     workers: Workers | None = None,
@@ -240,7 +243,12 @@ def new_trainer(
     if warm is not None:
         positions = target.config.max_positions
         config = warm_config(
-            warm, num_layers=num_layers, mask_token_id=mask_token_id, num_depths=num_depths, max_positions=positions
+            warm,
+            num_layers=num_layers,
+            intermediate_size=intermediate_size,
+            mask_token_id=mask_token_id,
+            num_depths=num_depths,
+            max_positions=positions,
         )
         head = warm_head(warm, config, scale_A, compute_dtype, seed=settings.seed, report=report)
     else:
@@ -248,6 +256,7 @@ def new_trainer(
             target.config,
             aux_layer_ids=target.auxiliary_layers,
             num_layers=num_layers or USUAL_LAYERS,
+            intermediate_size=intermediate_size,
             draft_vocab_size=len(draft_to_target),
             mask_token_id=mask_token_id,
             num_depths=num_depths,
@@ -310,6 +319,7 @@ def _read_start(request: TrainingRequest, path: Path) -> WarmStart:
         warm,
         auxiliary_layers=request.auxiliary_layers,
         num_layers=request.num_layers,
+        intermediate_size=request.intermediate_size,
         draft_vocab_size=request.draft_vocab_size,
         mask_token_id=request.mask_token_id,
     )
@@ -347,6 +357,7 @@ def _start(
         draft_to_target=vocabulary,
         mask_token_id=mask_token_id,
         num_layers=request.num_layers,
+        intermediate_size=request.intermediate_size,
         compute_dtype=target.compute_dtype,
         states=states,
         workers=workers,
@@ -357,6 +368,7 @@ def _start(
             "method": request.method,
             "start (sha256)": None if warm is None else warm.digests(),
             "layers": request.num_layers or (USUAL_LAYERS if warm is None else warm.config.num_layers),
+            "width of feed-forward blocks": request.intermediate_size,
             "auxiliary layers": target.auxiliary_layers,
             "draft vocabulary": len(vocabulary),
             "mask token": mask_token_id,

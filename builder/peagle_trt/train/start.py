@@ -11,6 +11,7 @@ import numpy as np
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.spec.drafter import NO_MASK_TOKEN
 from peagle_trt.train.head import PeagleHead
+from peagle_trt.train.narrow import strongest_neurons
 
 if TYPE_CHECKING:
     import torch
@@ -30,15 +31,15 @@ def drafter_config(
     draft_vocab_size: int,
     mask_token_id: int,
     num_depths: int,
+    intermediate_size: int | None = None,
 ) -> DrafterConfig:
     """A head with the target's own widths and rotary embedding, so that embeddings, lm_head and last layers fit.
 
-    Of a target with experts its feed-forward block is as wide as those that a token passes through together. Without a
-    mask token, `NO_MASK_TOKEN`, it is a plain EAGLE-3 head.
+    Its feed-forward block is as wide as the target's, or as those that a token passes through together where there are
+    experts, unless `intermediate_size` says otherwise. Without a mask token, `NO_MASK_TOKEN`, it is a plain EAGLE-3
+    head.
     """
-    width = target.intermediate_size
-    if target.experts is not None:
-        width = target.experts.intermediate_size * target.experts.experts_per_token
+    width = intermediate_size or _feed_forward_width(target)
     return DrafterConfig(
         dialect="vllm",
         hidden_size=target.hidden_size,
@@ -59,6 +60,12 @@ def drafter_config(
         has_vocabulary_map=draft_vocab_size != target.vocab_size,
         num_depths=num_depths,
     )
+
+
+def _feed_forward_width(target: TargetConfig) -> int:
+    if target.experts is None:
+        return target.intermediate_size
+    return target.experts.intermediate_size * target.experts.experts_per_token
 
 
 def auxiliary_scale(sequences: Iterable[TrainingSequence], *, num_sequences: int = 64) -> Tensor:
@@ -90,8 +97,8 @@ def copy_last_layers(head: PeagleHead, weights: Weights, target: TargetConfig) -
     SmolLM2-135M with 800 tokens a step, loss after 25 steps: 5.0 so, 7.0 from random weights.
 
     What a head has no place for is approximated or left out: norms of queries and keys become the scale that they
-    would give states of unit variance, biases and sinks are left out, and in place of experts stands a random block
-    whose output begins at zero.
+    would give states of unit variance, biases and sinks are left out, and in place of experts, or of a block narrower
+    than the head's, stands a random one whose output begins at zero. A narrower head takes the strongest neurons.
 
     Args:
         head: Changed in place.
@@ -117,13 +124,16 @@ def copy_last_layers(head: PeagleHead, weights: Weights, target: TargetConfig) -
                 # The fusion layer's matrices read [embedding | hidden]; only the second half has a counterpart.
                 getattr(layer, f"{name}_proj")[:, -hidden:].copy_(matrix)
             layer.o_proj.copy_(_tensor(weights, f"{prefix}o_proj") / magnitude)
-            if target.experts is not None:
+            if target.experts is not None or head.config.intermediate_size > target.intermediate_size:
                 layer.down_proj.zero_()
                 continue
             post_norm = _tensor(weights, f"{prefix}post_attention_norm")
-            layer.gate_proj.copy_(_tensor(weights, f"{prefix}gate_proj") * post_norm)
-            layer.up_proj.copy_(_tensor(weights, f"{prefix}up_proj") * post_norm)
-            layer.down_proj.copy_(_tensor(weights, f"{prefix}down_proj") / magnitude)
+            gate, up = (_tensor(weights, f"{prefix}{name}_proj") * post_norm for name in ("gate", "up"))
+            down = _tensor(weights, f"{prefix}down_proj") / magnitude
+            kept = strongest_neurons(gate, up, down, head.config.intermediate_size)
+            layer.gate_proj.copy_(gate[kept])
+            layer.up_proj.copy_(up[kept])
+            layer.down_proj.copy_(down[:, kept])
         for name in ("q_proj", "k_proj", "v_proj"):
             getattr(head.head_layers()[0], name)[:, :hidden].mul_(0.5)
 

@@ -13,6 +13,7 @@ from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.files import sha256_of
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.spec.drafter import NO_MASK_TOKEN
+from peagle_trt.train.narrow import strongest_neurons
 from peagle_trt.train.start import seeded_head
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def check_warm_request(
     num_layers: int | None,
     draft_vocab_size: int | None,
     mask_token_id: int | None,
+    intermediate_size: int | None = None,
 ) -> None:
     """Refuse what contradicts the earlier head; None stands for what the user did not say.
 
@@ -98,18 +100,30 @@ def check_warm_request(
             f"--layers is {num_layers}, and `{start.path}` has {config.num_layers}",
             hint="a head can start with more layers than that, not with fewer",
         )
+    if intermediate_size is not None and intermediate_size > config.intermediate_size:
+        raise UsageError(
+            f"--intermediate-size is {intermediate_size}, and `{start.path}` has {config.intermediate_size}",
+            hint="a head can start with narrower feed-forward blocks than that, not with wider ones",
+        )
 
 
 def warm_config(
-    start: WarmStart, *, num_layers: int | None, mask_token_id: int, num_depths: int, max_positions: int
+    start: WarmStart,
+    *,
+    num_layers: int | None,
+    mask_token_id: int,
+    num_depths: int,
+    max_positions: int,
+    intermediate_size: int | None = None,
 ) -> DrafterConfig:
-    """The earlier head's sizes with this training's layers, slots and positions; see `start.drafter_config`."""
+    """The earlier head's sizes with this training's layers, widths and positions; see `start.drafter_config`."""
     config = start.config
     return msgspec.structs.replace(
         config,
         dialect="vllm",
         aux_numbering="inputs",
         num_layers=num_layers or config.num_layers,
+        intermediate_size=intermediate_size or config.intermediate_size,
         mask_token_id=mask_token_id,
         is_parallel=mask_token_id != NO_MASK_TOKEN,
         has_vocabulary_map=config.draft_vocab_size != config.vocab_size,
@@ -130,8 +144,8 @@ def warm_head(
     """A head with the earlier one's weights; what that lacks is new.
 
     Layers that are added behind the earlier one's begin as passages: their output projections are zero, so that the
-    head says what the earlier one said until they have learned something. `mask_hidden` is drawn at random, as in a
-    head without a start.
+    head says what the earlier one said until they have learned something. Narrower feed-forward blocks keep the
+    strongest neurons. `mask_hidden` is drawn at random, as in a head without a start.
 
     Args:
         start: The earlier head.
@@ -148,10 +162,22 @@ def warm_head(
         for layer in head.head_layers()[start.config.num_layers :]:
             layer.o_proj.zero_()
             layer.down_proj.zero_()
-    fresh = head.folded_state()
-    head.load_folded_state({name: start.state.get(name, value) for name, value in fresh.items()})
+    fresh, earlier = head.folded_state(), _narrowed(start, config.intermediate_size)
+    head.load_folded_state({name: earlier.get(name, value) for name, value in fresh.items()})
     _report(start, config, fresh.keys() - start.state.keys(), start.state.keys() - fresh.keys(), report)
     return head
+
+
+def _narrowed(start: WarmStart, width: int) -> dict[str, Tensor]:
+    """The earlier head's weights with `width` neurons a layer."""
+    state = dict(start.state)
+    if width == start.config.intermediate_size:
+        return state
+    for index in range(start.config.num_layers):
+        gate, up, down = (f"layers.{index}.{name}_proj" for name in ("gate", "up", "down"))
+        kept = strongest_neurons(state[gate], state[up], state[down], width)
+        state |= {gate: state[gate][kept], up: state[up][kept], down: state[down][:, kept]}
+    return state
 
 
 def _report(
@@ -165,6 +191,10 @@ def _report(
         report(
             f"new: layers {start.config.num_layers}..{config.num_layers - 1}, which begin as passages "
             "(their output projections are zero)"
+        )
+    if config.intermediate_size < start.config.intermediate_size:
+        report(
+            f"kept {config.intermediate_size} of {start.config.intermediate_size} neurons of each feed-forward block"
         )
     if left:
         report(f"left out: {', '.join(f'`{name}`' for name in sorted(left))}, which {_kind(config)} has no place for")

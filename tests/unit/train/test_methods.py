@@ -212,3 +212,35 @@ def test_retention_means_nothing_to_an_eagle3_head(tiny: Path, tmp_path: Path) -
     (tmp_path / "q.jsonl").write_text('{"prompt": "Why?"}\n')
     words = ["train", "--target", "tiny", "--data", str(tmp_path / "q.jsonl"), "-o", str(tmp_path / "head")]
     assert run(["-q", *words, "--method", "eagle3", "--retention", "0.5"]) == 2
+
+
+def test_a_narrower_start_keeps_the_strongest_neurons(tiny: Path) -> None:
+    said: list[str] = []
+    start = read_warm_start(catalog.drafter_path(catalog.find_entry("tiny")), tiny)
+    width = start.config.intermediate_size // 2
+    config = warm_config(
+        start, num_layers=None, mask_token_id=2, num_depths=5, max_positions=512, intermediate_size=width
+    )
+    scale = torch.ones(3 * config.target_hidden_size)
+    head = warm_head(start, config, scale, torch.float32, seed=1, report=said.append)
+    for index, layer in enumerate(head.head_layers()):
+        gate, up, down = (start.state[f"layers.{index}.{name}_proj"] for name in ("gate", "up", "down"))
+        weights = [float(gate[i].norm() * up[i].norm() * down[:, i].norm()) for i in range(len(gate))]
+        kept = sorted(sorted(range(len(gate)), key=lambda i: -weights[i])[:width])
+        torch.testing.assert_close(layer.gate_proj.detach(), gate[kept])
+        torch.testing.assert_close(layer.down_proj.detach(), down[:, kept])
+    assert f"kept {width} of {2 * width} neurons of each feed-forward block" in said
+
+
+def test_a_wider_start_is_refused(tiny: Path, tmp_path: Path) -> None:
+    shipped = catalog.drafter_path(catalog.find_entry("tiny"))
+    request = replace(
+        request_for(tiny, tmp_path, method="p-eagle"),
+        start_path=shipped,
+        auxiliary_layers=None,
+        draft_vocab_size=None,
+        num_layers=None,
+        intermediate_size=100_000,
+    )
+    with pytest.raises(UsageError, match="--intermediate-size is 100000"):
+        train_head(request, report=lambda line: None)
