@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from peagle_trt.spec.drafter import NO_MASK_TOKEN
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.collect import CollectionPlan, collect_features, invent_questions, read_questions, write_questions
@@ -186,6 +187,7 @@ def train(arguments: argparse.Namespace) -> None:
         ),
         tokens_per_step=arguments.tokens_per_step,
         target_temperature=arguments.target_temperature,
+        depth_decay=0.8 if arguments.method == "eagle3" else 1.0,
         save_seconds=arguments.save_seconds,
     )
     trainer, _ = new_trainer(
@@ -194,7 +196,7 @@ def train(arguments: argparse.Namespace) -> None:
         settings,
         arguments.output / "run",
         draft_to_target=draft_vocabulary(arguments, target, sequences),
-        mask_token_id=MASK_TOKEN_ID,
+        mask_token_id=NO_MASK_TOKEN if arguments.method == "eagle3" else MASK_TOKEN_ID,
         compute_dtype=torch.bfloat16,
         read_more=read_more,
         num_layers=arguments.layers,
@@ -229,6 +231,7 @@ def main() -> None:
         "--source-tree", type=Path, action="append", default=[], help="more Python packages to take functions from"
     )
     parser.add_argument("--output", type=Path, help="where the head goes")
+    parser.add_argument("--method", choices=("p-eagle", "eagle3"), default="p-eagle", help="how the head drafts")
     parser.add_argument("--start", type=Path, help="an earlier head to begin with")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--intermediate-size", type=int)
