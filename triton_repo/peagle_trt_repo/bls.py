@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from peagle_trt_repo.inputs import InvalidRequestError, refuse_unknown_parameters
 from peagle_trt_repo.members import Call, MemberError, Tensors, call, new_name
 from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.python_backend import (
@@ -28,7 +27,9 @@ from peagle_trt_repo.python_backend import (
     send_final,
     send_member_error,
 )
+from peagle_trt_repo.request_parameters import refuse_unknown_parameters
 from peagle_trt_repo.tensors import ENSEMBLE_OUTPUTS, EnsembleStep, ensemble_steps
+from peagle_trt_repo.values import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 

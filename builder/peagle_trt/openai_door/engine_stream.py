@@ -14,7 +14,7 @@ from peagle_trt.deploy.client import grpc_inputs, grpc_outputs
 from peagle_trt.deploy.ports import LOOPBACK
 from peagle_trt.openai_door.log_probs import TokenEntry
 from peagle_trt.openai_door.refusals import RefusalError, too_many
-from peagle_trt_repo.inputs import ERROR_CODES
+from peagle_trt_repo.request_parameters import ERROR_CODES
 
 MODEL = "peagle"
 QUEUE_LENGTH = 64

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peagle_trt_repo.inputs import (
-    InvalidRequestError,
-    read_deadline,
-    read_fields,
-    refuse_unknown_parameters,
-)
+from peagle_trt_repo.inputs import read_fields
 from peagle_trt_repo.outputs import shaped
+from peagle_trt_repo.request_parameters import read_deadline, refuse_unknown_parameters
 from peagle_trt_repo.tensors import PEAGLE_INPUTS, REFUSED_INPUTS
+from peagle_trt_repo.values import InvalidRequestError
 
 TYPES = {field.name: field.data_type for field in PEAGLE_INPUTS}
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peagle_trt_repo.inputs import InvalidRequestError, refuse_unknown_parameters
+from peagle_trt_repo.request_parameters import refuse_unknown_parameters
+from peagle_trt_repo.values import InvalidRequestError
 
 
 @pytest.mark.parametrize("name", ["id", "timeout", "priority", "triton_enable_empty_final_response"])

@@ -9,8 +9,9 @@ from peagle_trt.decode.guide import Guide
 from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, GUIDE, InvalidRequestError, RequestFields
+from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, GUIDE, RequestFields
 from peagle_trt_repo.texts import encode_prompt
+from peagle_trt_repo.values import InvalidRequestError
 
 
 def make_generation_request(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields, refuse_unknown_parameters
+from peagle_trt_repo.inputs import RequestFields, read_fields
 from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.python_backend import (
     InferenceRequest,
@@ -20,7 +20,9 @@ from peagle_trt_repo.python_backend import (
     send_arrays,
     send_error,
 )
+from peagle_trt_repo.request_parameters import refuse_unknown_parameters
 from peagle_trt_repo.tensors import HARMLESS_VALUES
+from peagle_trt_repo.values import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.trtllm.hosting.settings import forget_launcher, read_llm_settings
-from peagle_trt_repo.inputs import InvalidRequestError
 from peagle_trt_repo.python_backend import InferenceRequest, ResponseSender, request_arrays, send_arrays, send_error
+from peagle_trt_repo.values import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
