@@ -13,7 +13,7 @@ from peagle_trt_repo.python_backend import (
     request_arrays,
     request_parameters,
 )
-from peagle_trt_repo.request_parameters import refuse_unknown_parameters
+from peagle_trt_repo.request_parameters import ERROR_CODES, refuse_sequence, refuse_unknown_parameters
 from peagle_trt_repo.values import Arrays, InvalidRequestError, read_flag, read_integers, read_text
 
 
@@ -71,11 +71,13 @@ def _render(tokenizer: Tokenizer, text: str) -> str:
 
 def preprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:
     """QUERY to INPUT_ID."""
+    parameters = request_parameters(request)
     try:
-        refuse_unknown_parameters(request_parameters(request))
+        refuse_unknown_parameters(parameters)
+        refuse_sequence(request.correlation_id(), request.flags())
         return _preprocess(request_arrays(request), tokenizer)
     except InvalidRequestError as error:
-        return make_error("INVALID_ARG", str(error))
+        return make_error("INVALID_ARG", str(error), names_code=bool(parameters.get(ERROR_CODES)))
 
 
 def postprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:

@@ -31,7 +31,7 @@ from peagle_trt_repo.python_backend import (
     send_error,
     send_final,
 )
-from peagle_trt_repo.request_parameters import ERROR_CODES, read_deadline, refuse_unknown_parameters
+from peagle_trt_repo.request_parameters import ERROR_CODES, read_deadline, refuse_sequence, refuse_unknown_parameters
 from peagle_trt_repo.values import InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class EngineHost:
         names_codes = bool(parameters.get(ERROR_CODES))
         try:
             refuse_unknown_parameters(parameters)
+            refuse_sequence(request.correlation_id(), request.flags())
             deadline = read_deadline(parameters, request.timeout())
             self._submit(name, read_fields(request_arrays(request)), sender, deadline, names_codes)
         except (InvalidRequestError, RequestError) as error:

@@ -85,6 +85,12 @@ class Request:
     def timeout(self) -> int:
         return 0
 
+    def correlation_id(self) -> int | str:
+        return 0
+
+    def flags(self) -> int:
+        return 0
+
     def request_id(self) -> str:
         return "mine"
 

@@ -105,3 +105,12 @@ def test_every_line_about_a_request_has_its_clients_name(
     lines = [record.getMessage() for record in caplog.records]
     assert [line.partition(": ")[0] for line in lines] == ["r1:mine", "r2:mine"]
     assert "length prompt=2 tokens=6" in lines[1]
+
+
+def test_a_sequence_is_refused_before_it_reaches_the_engine(host: EngineHost, driver: Driver) -> None:
+    request = Request(text_input=shaped([b"hi"], "STRING"), max_tokens=shaped([6], "INT32"))
+    request.correlation_id = lambda: 7  # type: ignore[method-assign]
+    host.accept(request)
+    ((response, _),) = wait(request.sender)
+    assert (response.error.code, driver.requests) == ("invalid", {})
+    assert "`sequence_id` is not supported" in str(response.error)
