@@ -65,3 +65,11 @@ def test_a_completion_has_no_reasoning_to_cut() -> None:
     body = json.dumps({"model": "m", "prompt": "hi", "stop": "."}).encode()
     (job,) = maker(passes_stop_words=False).completion(read_fields(body, CompletionFields)).jobs
     assert job["stop_words"] == ["."]
+
+
+def test_without_a_limit_an_answer_may_fill_the_context() -> None:
+    request = maker(passes_stop_words=True).chat(chat())
+    (job,) = request.jobs
+    room = plain_manifest().shapes.max_sequence_length - len(job["input_ids"])
+    assert job["max_tokens"] == room
+    assert maker(passes_stop_words=True).chat(chat(max_tokens=5)).jobs[0]["max_tokens"] == 5
