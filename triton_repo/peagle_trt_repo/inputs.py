@@ -26,7 +26,7 @@ AUTO_DRAFT_TOKENS = -1
 """What a client sends as `draft_tokens` to have K chosen at every step: as many drafts as pay for themselves."""
 
 MAX_SEQUENCES = 16
-"""Answers to one request; each is a request of its own to the engine."""
+"""Answers to one request; each has a slot of the engine, and they share its prompt."""
 
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 ANY_JSON = "json"

@@ -17,6 +17,7 @@ from peagle_trt.decode.prompt_shares import share_prompt_rows
 from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationRequest
 from peagle_trt.decode.request_check import check_request
 from peagle_trt.decode.sequence import Sequence
+from peagle_trt.decode.shared_prompts import SharedPrompts
 from peagle_trt.decode.slots import Slots
 from peagle_trt.decode.speculation import MIN_PROMPT_ROWS, SpeculationController
 from peagle_trt.decode.text import TextTokenizer
@@ -62,6 +63,7 @@ class DecodeLoop:
         self._active: list[Sequence] = []
         self._slots = Slots(engine.shapes.max_batch_size, reuses_prefixes=reuses_prefixes)
         self._drafting = Drafting(engine, self._controller, self.statistics, clock)
+        self._shared_prompts = SharedPrompts(engine, self.statistics)
         self._in_flight: set[str] = set()
         self._cancelled: set[str] = set()
 
@@ -137,6 +139,7 @@ class DecodeLoop:
         return self._collect()
 
     def _advance(self) -> None:
+        self._shared_prompts.hand_over(self._active)
         rows = self._plan_rows()
         by_slot = {sequence.slot: sequence for sequence in self._active}
         started_at = self._clock()
@@ -144,11 +147,13 @@ class DecodeLoop:
         reads = [_take(by_slot[item.slot], item, output) for item, output in zip(rows, outputs, strict=True)]
         self._count_step(reads, self._clock() - started_at)
         self._drafting.advance(reads)
+        # An answer of one token ends here, and its slot may be another's in the next step.
+        self._shared_prompts.hand_over(self._active)
 
     def _plan_rows(self) -> list[TargetRows]:
         """Every answer's verify rows, and chunks of prompts, as long as the answers can wait for."""
         running = [sequence.verify_rows() for sequence in self._active if not sequence.is_prefilling]
-        prompts = [sequence for sequence in self._active if sequence.is_prefilling]
+        prompts = self._shared_prompts.readers(self._active)
         prompts.sort(key=lambda sequence: -sequence.request.priority)
         budget = self._prompt_budget(running) if prompts else 0
         shares = share_prompt_rows([sequence.num_prompt_left for sequence in prompts], budget)
@@ -170,7 +175,8 @@ class DecodeLoop:
         chunks = [chunk for sequence in self._active if (chunk := sequence.chunk()) is not None]
         for sequence in self._active:
             if sequence.finish_reason is not None:
-                self._slots.give_back(sequence.slot, sequence.leftover)
+                is_wanted = self._waiting.has_group(sequence.request.prompt_group)
+                self._slots.give_back(sequence.slot, sequence.leftover, is_wanted=is_wanted)
         self._active = [sequence for sequence in self._active if sequence.finish_reason is None]
         self.statistics.num_output_tokens += sum(len(chunk.token_ids) for chunk in chunks)
         return chunks

@@ -27,7 +27,8 @@ class Work:
     """What a request comes to.
 
     Attributes:
-        jobs: Inputs of the `peagle` model for every choice, in the order of the choices.
+        jobs: Inputs of the `peagle` model for every prompt, in the order of the choices.
+        num_choices: Answers to each prompt.
         num_prompt_tokens: Tokens of all prompts, each counted once.
         max_seconds: When the answers end as they are; None for any time.
         has_log_probs: Whether they come with log probabilities.
@@ -35,6 +36,7 @@ class Work:
     """
 
     jobs: tuple[dict[str, object], ...]
+    num_choices: int = 1
     num_prompt_tokens: int
     max_seconds: float | None = None
     has_log_probs: bool = False
@@ -137,11 +139,14 @@ class JobMaker:
         jobs: list[dict[str, object]] = []
         for prompt_ids in prompts:
             max_tokens = self._max_tokens(prompt_ids, limit, param)
-            for _ in range(num_choices):
-                job = {"input_ids": prompt_ids, "max_tokens": max_tokens, "stream": True, **settings}
-                jobs.append(job | _seed(fields, len(jobs)))
+            job = {"input_ids": prompt_ids, "max_tokens": max_tokens, "stream": True, **settings}
+            if num_choices > 1:
+                # One request: the server reads the prompt once for all its answers.
+                job["num_return_sequences"] = num_choices
+            jobs.append(job | _seed(fields, num_choices * len(jobs)))
         return Work(
             jobs=tuple(jobs),
+            num_choices=num_choices,
             num_prompt_tokens=sum(map(len, prompts)),
             max_seconds=fields.max_time,
             has_log_probs=num_top is not None,

@@ -17,6 +17,16 @@ def test_every_answer_has_a_seed_of_its_own(host: EngineHost, driver: Driver) ->
     assert [request.sampling.seed for request, _ in driver.requests.values()] == [2**64 - 1, 0]
 
 
+def test_the_answers_of_a_request_share_its_prompt(host: EngineHost, driver: Driver) -> None:
+    ask(host, **SEVERAL)
+    assert [request.prompt_group for request, _ in driver.requests.values()] == ["r1:mine"] * 2
+
+
+def test_a_single_answer_shares_nothing(host: EngineHost, driver: Driver) -> None:
+    ask(host)
+    assert driver.last.prompt_group is None
+
+
 def test_several_whole_answers_are_one_response(host: EngineHost, driver: Driver) -> None:
     sender = ask(host, **SEVERAL, return_text_bytes=shaped([True], "BOOL"))
     first, second = driver.requests
