@@ -29,6 +29,9 @@ MAX_SEQUENCES = 16
 """Answers to one request; each has a slot of the engine, and they share its prompt."""
 
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+GUIDE_START = "guided_decoding_start_ids"
+MAX_START_IDS = 16
+"""Of gpt-oss there are three."""
 ANY_JSON = "json"
 GUIDE_TYPES = (ANY_JSON, "json_schema", "regex", "ebnf_grammar", "choice")
 """Source: TensorRT-LLM's guide types, less `structural_tag`; `choice`, a JSON list of texts, is ours."""
@@ -67,6 +70,7 @@ class RequestFields:
         priority: The lowest goes first.
         guide_type: Kind of the grammar that the answer follows; empty for none.
         guide: The grammar; empty for the kind that needs none.
+        guide_start_ids: Tokens after which the grammar holds; empty for the whole answer.
     """
 
     prompt_text: str | None
@@ -96,6 +100,7 @@ class RequestFields:
     priority: int
     guide_type: str
     guide: str
+    guide_start_ids: tuple[int, ...]
 
 
 def read_fields(arrays: Arrays) -> RequestFields:
@@ -144,6 +149,7 @@ def read_fields(arrays: Arrays) -> RequestFields:
         priority=read_integer(arrays, "priority", -(2**31)) or 0,
         guide_type=guide_type,
         guide=guide,
+        guide_start_ids=_guide_start_ids(arrays, guide_type),
     )
 
 
@@ -176,6 +182,15 @@ def _guide(arrays: Arrays) -> tuple[str, str]:
     if text and (not kind or kind == ANY_JSON):
         raise InvalidRequestError(f"`{GUIDE}` means nothing with the `{GUIDE_TYPE}` `{kind}`")
     return kind, text
+
+
+def _guide_start_ids(arrays: Arrays, kind: str) -> tuple[int, ...]:
+    ids = read_integers(arrays, GUIDE_START)
+    if ids and not kind:
+        raise InvalidRequestError(f"`{GUIDE_START}` means nothing without `{GUIDE_TYPE}`")
+    if len(ids) > MAX_START_IDS:
+        raise InvalidRequestError(f"`{GUIDE_START}` holds {len(ids)} tokens, expected at most {MAX_START_IDS}")
+    return ids
 
 
 def _num_sequences(arrays: Arrays) -> int:

@@ -88,3 +88,16 @@ def test_biases_of_tokens_come_beside_those_of_words(host: EngineHost, driver: D
     assert driver.last.sampling.logit_bias == ((byte_tokenizer().encode("a").ids[0], 2.0), (7, -1.0))
     response, _ = wait(ask(host, logit_bias_ids=shaped([256], "INT32"), logit_bias_values=shaped([1.0], "FP32")))[0]
     assert "`logit_bias_ids`" in str(response.error)
+
+
+def test_a_grammar_with_a_mark_reaches_the_engine_late(host: EngineHost, driver: Driver) -> None:
+    guide = {"guided_decoding_guide_type": b"choice", "guided_decoding_guide": b'["a"]'}
+    sent = {name: shaped([text], "STRING") for name, text in guide.items()}
+    ask(host, **sent, guided_decoding_start_ids=shaped([9], "INT32"))
+    assert driver.last.guide is not None
+    walk = driver.last.guide.start()
+    assert walk.allowed().all()
+    walk.take(9)
+    assert np.flatnonzero(walk.allowed()).tolist() == byte_tokenizer().encode("a").ids
+    response, _ = wait(ask(host, **sent, guided_decoding_start_ids=shaped([256], "INT32")))[0]
+    assert "`guided_decoding_start_ids` holds a token id outside 0..255" in str(response.error)
