@@ -11,6 +11,7 @@ import pytest
 
 from peagle_trt.build_folder import read_manifest
 from peagle_trt.decode.session import LoadedBuild
+from peagle_trt.engine.paired import PairedEngine
 from peagle_trt.engine.proof import open_proof
 from peagle_trt.engine.protocol import CopyingEngine, DraftRows, TargetRows, host_rows
 from peagle_trt.engine.tensorrt.device import Device
@@ -21,13 +22,16 @@ from tests.support.gpu_builds import make_gpu_build, open_fake_engine
 NUM_ROWS = 40
 
 
-@pytest.fixture(params=["onnxruntime", "dense passes", "tensorrt"])
+@pytest.fixture(params=["onnxruntime", "two builds", "dense passes", "tensorrt"])
 def engine(
     request: pytest.FixtureRequest, tiny_build: Path, loaded: LoadedBuild, tmp_path: Path
 ) -> Iterator[CopyingEngine]:
     if request.param == "onnxruntime":
         assert isinstance(loaded.engine, CopyingEngine)
         yield loaded.engine
+        return
+    if request.param == "two builds":
+        yield PairedEngine(loaded.engine, loaded.engine)
         return
     if request.param == "dense passes":
         manifest = msgspec.structs.replace(read_manifest(tiny_build), backend="tensorrt-rtx")
