@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationRequest, SamplingSettings
@@ -112,6 +114,41 @@ def test_answers_that_wait_for_a_slot_go_on_from_what_another_left() -> None:
     assert run(loop, requests) == expected
     # Five answers of four tokens: the first token of each comes with the prompt.
     assert engine.num_rows_read == len(PROMPT) + 4 + 5 * 3
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(1, 5), st.integers(1, 12), st.integers(0, 8)), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GROUPS, st.dictionaries(st.integers(0, 20), st.integers(0, 19), max_size=4), st.integers(1, 4))
+def test_groups_that_come_and_go_get_their_answers(
+    groups: list[tuple[int, int, int, int]], cancels: dict[int, int], num_slots: int
+) -> None:
+    engine = PrefixEngine(max_sequence_length=400, max_batch_size=num_slots)
+    requests, arrivals = list[GenerationRequest](), dict[int, list[GenerationRequest]]()
+    for index, (length, count, max_tokens, step) in enumerate(groups):
+        several = sequence_requests(ask(LONG[:length], request_id=str(index), max_tokens=max_tokens), count)
+        requests += several
+        arrivals.setdefault(step, []).extend(several)
+    expected = alone(engine, requests)
+    loop, found, gone = DecodeLoop(engine, None), dict[str, list[int]](), set[str]()
+    for step in range(2000):
+        for request in arrivals.pop(step, []):
+            loop.submit(request)
+        if step in cancels and cancels[step] < len(requests):
+            gone.add(requests[cancels[step]].request_id)
+            loop.cancel(requests[cancels[step]].request_id)
+        for chunk in loop.step():
+            assert chunk.finish_reason != "error", chunk.error
+            found.setdefault(chunk.request_id, []).extend(chunk.token_ids)
+        if not arrivals and not loop.has_work:
+            break
+    assert not loop.has_work
+    for request in requests:
+        answer, whole = found[request.request_id], expected[request.request_id]
+        assert answer == (whole[: len(answer)] if request.request_id in gone else whole)
 
 
 def test_a_prompt_of_others_is_not_waited_for() -> None:
