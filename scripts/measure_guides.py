@@ -23,7 +23,7 @@ from unittest import mock
 import numpy as np
 
 from peagle_trt.bench.prompt_sets import read_prompts
-from peagle_trt.decode import loop
+from peagle_trt.decode import drafting
 from peagle_trt.decode.acceptance import Drafts
 from peagle_trt.decode.guidance import GuideCompiler, GuideSettings, TokenGuide
 from peagle_trt.decode.session import Generation, LoadedBuild, generate, open_build
@@ -97,7 +97,7 @@ def drafts_of_the_head_alone() -> Iterator[None]:
         del guide, rest
         return Drafts(token_ids=tuple(output.token_ids[index, :max_drafts].tolist()))
 
-    with mock.patch.object(loop, "guided_drafts", propose):
+    with mock.patch.object(drafting, "guided_drafts", propose):
         yield
 
 

@@ -69,6 +69,7 @@ class MarkovEngine:
         self.cache: dict[int, dict[int, int]] = {}
         self.drafter_rows: dict[int, list[int]] = {}
         self.batches: list[int] = []
+        self.num_rows_read = 0
         self.fails_at: int | None = None
 
     def next_logits(self, history: Sequence[int]) -> np.ndarray:
@@ -80,7 +81,14 @@ class MarkovEngine:
         if self.fails_at is not None and len(self.batches) >= self.fails_at:
             raise RuntimeError("the engine broke")
         assert len({item.slot for item in rows}) == len(rows) <= self.shapes.max_batch_size
+        self.num_rows_read += sum(len(item.token_ids) for item in rows)
         return [self._read(item) for item in rows]
+
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        assert source_slot != target_slot
+        source = self.cache[source_slot]
+        self.cache[target_slot] = {position: source[position] for position in range(num_rows)}
+        self.drafter_rows[target_slot] = self.drafter_rows[source_slot][:num_rows]
 
     def _read(self, item: TargetRows) -> TargetOutput:
         if item.start_position == 0:

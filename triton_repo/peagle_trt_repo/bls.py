@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from peagle_trt_repo.inputs import InvalidRequestError, refuse_unknown_parameters
-from peagle_trt_repo.members import Call, MemberError, Tensors, call, new_name
+from peagle_trt_repo.members import Call, MemberError, Parameters, Tensors, call, new_name
 from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.python_backend import (
     InferenceRequest,
@@ -28,7 +27,14 @@ from peagle_trt_repo.python_backend import (
     send_final,
     send_member_error,
 )
+from peagle_trt_repo.request_parameters import (
+    ERROR_CODES,
+    TIMEOUT,
+    refuse_sequence,
+    refuse_unknown_parameters,
+)
 from peagle_trt_repo.tensors import ENSEMBLE_OUTPUTS, EnsembleStep, ensemble_steps
+from peagle_trt_repo.values import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +105,8 @@ class _Run:
         self.name = new_name()
         self._request = request
         self._sender: ResponseSender = request.get_response_sender()
+        self._parameters = request_parameters(request)
+        self._names_codes = bool(self._parameters.get(ERROR_CODES))
         self._texts: dict[int, bytes] | None = {} if accumulates else None
         # A server that is asked whether a request was cancelled while its last response goes out dies.
         self._lock = threading.Lock()
@@ -108,14 +116,15 @@ class _Run:
     def answer(self) -> None:
         """Asks the members and answers; errors go to the client too."""
         try:
-            refuse_unknown_parameters(request_parameters(self._request))
+            refuse_unknown_parameters(self._parameters)
+            refuse_sequence(self._request.correlation_id(), self._request.flags())
             for tensors in self._pieces(request_arrays(self._request)):
                 with self._lock:
                     send_arrays(self._sender, tensors, is_last=False)
             self._finish(send_final)
         except InvalidRequestError as error:
             message = str(error)
-            self._finish(lambda sender: send_error(sender, "INVALID_ARG", message))
+            self._finish(lambda sender: send_error(sender, "INVALID_ARG", message, names_code=self._names_codes))
         except MemberError as error:
             cause = error.error
             self._finish(lambda sender: send_member_error(sender, cause))
@@ -123,7 +132,7 @@ class _Run:
             # The boundary to the server: whatever it was, this client must hear of it.
             logger.exception("`%s` failed", self.name)
             message = f"{type(error).__name__}: {error}"
-            self._finish(lambda sender: send_error(sender, "INTERNAL", message))
+            self._finish(lambda sender: send_error(sender, "INTERNAL", message, names_code=self._names_codes))
 
     def stop_if_left(self) -> None:
         """Stops the engine if the client has left; called again and again, from the watcher's thread."""
@@ -139,13 +148,17 @@ class _Run:
 
     def _pieces(self, arrays: Tensors) -> Iterator[Tensors]:
         before, engine, after = ensemble_steps()
-        tensors = arrays | _renamed(before, call(before.model_name, _inputs(before, arrays), list(before.outputs)))
+        codes = self._passed_on(ERROR_CODES)
+        read = call(before.model_name, _inputs(before, arrays), list(before.outputs), parameters=codes)
+        tensors = arrays | _renamed(before, read)
         self._call = Call(
             engine.model_name,
             _inputs(engine, tensors),
             list(engine.outputs),
             name=self.name,
             client_name=self._request.request_id(),
+            timeout_microseconds=self._request.timeout(),
+            parameters=self._passed_on(ERROR_CODES, TIMEOUT),
         )
         for response in self._call:
             piece = _renamed(engine, response)
@@ -153,6 +166,9 @@ class _Run:
             if self._texts is not None:
                 _accumulate(self._texts, piece)
             yield {name: array for name, array in piece.items() if name in _OUTPUT_NAMES}
+
+    def _passed_on(self, *names: str) -> Parameters:
+        return {name: self._parameters[name] for name in names if name in self._parameters}
 
 
 _OUTPUT_NAMES = {field.name for field in ENSEMBLE_OUTPUTS}

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from peagle_trt_repo.tensors import (
-    HARMLESS_VALUES,
-    NO_COUNTERPARTS,
-    OTHER_NAMES,
-    PEAGLE_INPUTS,
-    REFUSAL_ADVICE,
-    REFUSED_INPUTS,
+from peagle_trt_repo.tensors import HARMLESS_VALUES, REFUSAL_ADVICE, REFUSED_INPUTS
+from peagle_trt_repo.values import (
+    Arrays,
+    InvalidRequestError,
+    read_either_integer,
+    read_flag,
+    read_integer,
+    read_integers,
+    read_positive,
+    read_real,
+    read_reals,
+    read_required_integer,
+    read_texts,
 )
-
-Arrays = Mapping[str, NDArray[np.generic]]
-
-
-ERROR_CODES = "peagle_error_codes"
-"""A parameter of the request: every error begins with its code, as `INVALID_ARG: ...`. Over a gRPC stream an error is
-text alone, and the header that would bring its code crashes the server in time (see `openai_door/engine_stream.py`)."""
-
-PROTOCOL_PARAMETERS = frozenset(
-    {
-        ERROR_CODES,
-        "id",
-        "priority",
-        "timeout",
-        "binary_data_output",
-        "headers",
-        "triton_enable_empty_final_response",
-    }
-)
-"""Source: KServe v2 and Triton's extensions of it (schedule policy, binary data, generate, decoupled models)."""
-
-SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
-"""They join requests at a model with a state; their values that join nothing pass. Source: Triton's protocol extension
-"sequence"."""
-
-_NO_SEQUENCE = (0, "", "0", False)
 
 NO_END_ID = -1
 """What a client sends as `end_id` to generate to the limit. Source: TensorRT-LLM's runtime."""
@@ -51,21 +25,16 @@ NO_END_ID = -1
 AUTO_DRAFT_TOKENS = -1
 """What a client sends as `draft_tokens` to have K chosen at every step: as many drafts as pay for themselves."""
 
-
 MAX_SEQUENCES = 16
-"""Answers to one request; each is a request of its own to the engine."""
+"""Answers to one request; each has a slot of the engine, and they share its prompt."""
 
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
+GUIDE_START = "guided_decoding_start_ids"
+MAX_START_IDS = 16
+"""Of gpt-oss there are three."""
 ANY_JSON = "json"
 GUIDE_TYPES = (ANY_JSON, "json_schema", "regex", "ebnf_grammar", "choice")
 """Source: TensorRT-LLM's guide types, less `structural_tag`; `choice`, a JSON list of texts, is ours."""
-
-TIMEOUT = "timeout"
-MICROSECONDS = 1_000_000
-
-
-class InvalidRequestError(ValueError):
-    """A client's fault; the message names the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +70,7 @@ class RequestFields:
         priority: The lowest goes first.
         guide_type: Kind of the grammar that the answer follows; empty for none.
         guide: The grammar; empty for the kind that needs none.
+        guide_start_ids: Tokens after which the grammar holds; empty for the whole answer.
     """
 
     prompt_text: str | None
@@ -130,6 +100,7 @@ class RequestFields:
     priority: int
     guide_type: str
     guide: str
+    guide_start_ids: tuple[int, ...]
 
 
 def read_fields(arrays: Arrays) -> RequestFields:
@@ -145,7 +116,7 @@ def read_fields(arrays: Arrays) -> RequestFields:
         InvalidRequestError: A required tensor is missing, a value is out of range, or an option is not honoured.
     """
     _refuse_unsupported(arrays)
-    text, ids = _texts(arrays, "text_input"), _integers(arrays, "input_ids")
+    text, ids = read_texts(arrays, "text_input"), read_integers(arrays, "input_ids")
     if not text and not ids:
         raise InvalidRequestError("`text_input` is missing (or `input_ids`)")
     top_k, top_p = _top_k(arrays), _top_p(arrays)
@@ -153,102 +124,33 @@ def read_fields(arrays: Arrays) -> RequestFields:
     return RequestFields(
         prompt_text=text[0] if text else None,
         prompt_ids=ids or None,
-        max_tokens=_required_integer(arrays, "max_tokens", 1),
-        is_streaming=_flag(arrays, "stream") or False,
+        max_tokens=read_required_integer(arrays, "max_tokens", 1),
+        is_streaming=read_flag(arrays, "stream") or False,
         temperature=_temperature(arrays, is_sampling=top_k > 1 or top_p < 1.0),
         top_k=top_k,
         top_p=top_p,
-        repetition_penalty=_positive(arrays, "repetition_penalty", 1.0),
-        frequency_penalty=_real(arrays, "frequency_penalty", 0.0),
-        presence_penalty=_real(arrays, "presence_penalty", 0.0),
-        min_tokens=_either_integer(arrays, "min_tokens", "min_length") or 0,
-        seed=_either_integer(arrays, "seed", "random_seed"),
+        repetition_penalty=read_positive(arrays, "repetition_penalty", 1.0),
+        frequency_penalty=read_real(arrays, "frequency_penalty", 0.0),
+        presence_penalty=read_real(arrays, "presence_penalty", 0.0),
+        min_tokens=read_either_integer(arrays, "min_tokens", "min_length") or 0,
+        seed=read_either_integer(arrays, "seed", "random_seed"),
         end_ids=_end_ids(arrays),
-        stop_token_ids=_integers(arrays, "stop_token_ids"),
-        stop_words=tuple(word for word in _texts(arrays, "stop_words") if word),
-        bad_words=tuple(word for word in _texts(arrays, "bad_words") if word),
+        stop_token_ids=read_integers(arrays, "stop_token_ids"),
+        stop_words=tuple(word for word in read_texts(arrays, "stop_words") if word),
+        bad_words=tuple(word for word in read_texts(arrays, "bad_words") if word),
         bias_words=_bias_words(arrays),
         token_biases=_token_biases(arrays),
-        excludes_prompt=_flag(arrays, "exclude_input_in_output"),
-        draft_tokens=_integer(arrays, "draft_tokens", AUTO_DRAFT_TOKENS),
-        applies_chat_template=_flag(arrays, "apply_chat_template") or False,
-        returns_text_bytes=_flag(arrays, "return_text_bytes") or False,
+        excludes_prompt=read_flag(arrays, "exclude_input_in_output"),
+        draft_tokens=read_integer(arrays, "draft_tokens", AUTO_DRAFT_TOKENS),
+        applies_chat_template=read_flag(arrays, "apply_chat_template") or False,
+        returns_text_bytes=read_flag(arrays, "return_text_bytes") or False,
         num_sequences=_num_sequences(arrays),
         num_top_log_probs=_num_top_log_probs(arrays),
-        priority=_integer(arrays, "priority", -(2**31)) or 0,
+        priority=read_integer(arrays, "priority", -(2**31)) or 0,
         guide_type=guide_type,
         guide=guide,
+        guide_start_ids=_guide_start_ids(arrays, guide_type),
     )
-
-
-def read_deadline(parameters: Mapping[str, object], timeout_microseconds: int) -> float | None:
-    """When a client's time is up, in seconds from now; None for any time.
-
-    Args:
-        parameters: Parameters of the request, where the generate endpoint leaves `timeout`.
-        timeout_microseconds: `timeout` of the other protocols, 0 without one.
-
-    Raises:
-        InvalidRequestError: It is no number of microseconds.
-
-    Source: Triton's protocol extension "schedule policy"; both measured with tritonserver 2.51.
-    """
-    sent = parameters.get(TIMEOUT, timeout_microseconds)
-    if isinstance(sent, bool) or not isinstance(sent, int) or sent < 0:
-        raise InvalidRequestError(f"`{TIMEOUT}` is `{sent}`, expected a whole number of microseconds")
-    return sent / MICROSECONDS if sent else None
-
-
-def refuse_unknown_parameters(parameters: Mapping[str, object]) -> None:
-    """Refuses what the server took for a parameter because it names no input, such as a misspelt `temprature`.
-
-    A name that begins with `triton_` is no exception: one that nothing here reads would be taken and forgotten.
-
-    Args:
-        parameters: Parameters of the request.
-
-    Raises:
-        InvalidRequestError: There is one that asks for something and that nothing here honours.
-    """
-    for name, value in parameters.items():
-        if name in PROTOCOL_PARAMETERS or (name in SEQUENCE_PARAMETERS and value in _NO_SEQUENCE):
-            continue
-        if name in SEQUENCE_PARAMETERS:
-            raise InvalidRequestError(
-                f"`{name}` is not supported: every request stands alone; send the whole prompt each time"
-            )
-        if name in NO_COUNTERPARTS:
-            raise InvalidRequestError(f"`{name}` is no input of this model; {NO_COUNTERPARTS[name]}")
-        close = difflib.get_close_matches(name, [field.name for field in PEAGLE_INPUTS], n=1)
-        close = [OTHER_NAMES[name]] if name in OTHER_NAMES else close
-        advice = f"; did you mean `{close[0]}`?" if close else ""
-        raise InvalidRequestError(f"`{name}` is no input of this model{advice}")
-
-
-def read_text(arrays: Arrays, name: str) -> str:
-    """The one text of a required tensor.
-
-    Raises:
-        InvalidRequestError: It is missing, or not UTF-8.
-    """
-    texts = _texts(arrays, name)
-    if not texts:
-        raise InvalidRequestError(f"`{name}` is missing")
-    return texts[0]
-
-
-def read_flag(arrays: Arrays, name: str) -> bool:
-    """The flag of an optional tensor; false when it is absent.
-
-    Raises:
-        InvalidRequestError: There is more than one value.
-    """
-    return _flag(arrays, name) or False
-
-
-def read_integers(arrays: Arrays, name: str) -> tuple[int, ...]:
-    """The integers of a tensor; empty when it is absent."""
-    return _integers(arrays, name)
 
 
 def _refuse_unsupported(arrays: Arrays) -> None:
@@ -263,7 +165,7 @@ def _refuse_unsupported(arrays: Arrays) -> None:
 
 
 def _end_ids(arrays: Arrays) -> tuple[int, ...] | None:
-    ids = _integers(arrays, "end_id")
+    ids = read_integers(arrays, "end_id")
     if min(ids, default=0) < NO_END_ID or (NO_END_ID in ids and len(ids) > 1):
         raise InvalidRequestError(f"`end_id` is `{list(ids)}`, expected token ids, or -1 alone for none")
     if not ids:
@@ -272,7 +174,7 @@ def _end_ids(arrays: Arrays) -> tuple[int, ...] | None:
 
 
 def _guide(arrays: Arrays) -> tuple[str, str]:
-    kind, text = ("".join(_texts(arrays, name)) for name in (GUIDE_TYPE, GUIDE))
+    kind, text = ("".join(read_texts(arrays, name)) for name in (GUIDE_TYPE, GUIDE))
     if kind and kind not in GUIDE_TYPES:
         raise InvalidRequestError(f"`{GUIDE_TYPE}` is `{kind[:100]}`, expected one of {', '.join(GUIDE_TYPES)}")
     if kind and not text and kind != ANY_JSON:
@@ -282,47 +184,49 @@ def _guide(arrays: Arrays) -> tuple[str, str]:
     return kind, text
 
 
+def _guide_start_ids(arrays: Arrays, kind: str) -> tuple[int, ...]:
+    ids = read_integers(arrays, GUIDE_START)
+    if ids and not kind:
+        raise InvalidRequestError(f"`{GUIDE_START}` means nothing without `{GUIDE_TYPE}`")
+    if len(ids) > MAX_START_IDS:
+        raise InvalidRequestError(f"`{GUIDE_START}` holds {len(ids)} tokens, expected at most {MAX_START_IDS}")
+    return ids
+
+
 def _num_sequences(arrays: Arrays) -> int:
-    value = _integer(arrays, "num_return_sequences", 0) or 1
+    value = read_integer(arrays, "num_return_sequences", 0) or 1
     if value > MAX_SEQUENCES:
         raise InvalidRequestError(f"`num_return_sequences` is `{value}`, expected at most {MAX_SEQUENCES}")
     return value
 
 
 def _num_top_log_probs(arrays: Arrays) -> int | None:
-    value = _integer(arrays, "num_top_log_probs", 0)
-    return 0 if value is None and _flag(arrays, "return_log_probs") else value
+    value = read_integer(arrays, "num_top_log_probs", 0)
+    return 0 if value is None and read_flag(arrays, "return_log_probs") else value
 
 
 def _bias_words(arrays: Arrays) -> tuple[tuple[str, float], ...]:
-    words, name = _texts(arrays, "embedding_bias_words"), "embedding_bias_weights"
-    weights = _finite(arrays, name)
+    words, name = read_texts(arrays, "embedding_bias_words"), "embedding_bias_weights"
+    weights = read_reals(arrays, name)
     if len(words) != len(weights) and any(words) | any(weights):
         raise InvalidRequestError(f"`{name}` holds {len(weights)} values, and `embedding_bias_words` {len(words)}")
     return tuple((word, weight) for word, weight in zip(words, weights, strict=False) if word and weight)
 
 
 def _token_biases(arrays: Arrays) -> tuple[tuple[int, float], ...]:
-    ids, name = _integers(arrays, "logit_bias_ids"), "logit_bias_values"
-    values = _finite(arrays, name)
+    ids, name = read_integers(arrays, "logit_bias_ids"), "logit_bias_values"
+    values = read_reals(arrays, name)
     if len(ids) != len(values):
         raise InvalidRequestError(f"`{name}` holds {len(values)} values, and `logit_bias_ids` {len(ids)}")
     return tuple(zip(ids, values, strict=True))
 
 
-def _finite(arrays: Arrays, name: str) -> list[float]:
-    values = [float(value) for value in arrays[name].reshape(-1).tolist()] if name in arrays else []
-    if not all(math.isfinite(value) for value in values):
-        raise InvalidRequestError(f"`{name}` holds a value that is not finite")
-    return values
-
-
 def _top_k(arrays: Arrays) -> int:
-    return _integer(arrays, "top_k", 0) or 0
+    return read_integer(arrays, "top_k", 0) or 0
 
 
 def _top_p(arrays: Arrays) -> float:
-    value = _real(arrays, "top_p", 1.0)
+    value = read_real(arrays, "top_p", 1.0)
     if not 0.0 <= value <= 1.0:
         raise InvalidRequestError(f"`top_p` is `{value:g}`, expected 0..1")
     # Classic clients send 0 for "off".
@@ -331,74 +235,7 @@ def _top_p(arrays: Arrays) -> float:
 
 def _temperature(arrays: Arrays, *, is_sampling: bool) -> float:
     # Without a temperature the answer is greedy, unless the client asks for top-k or top-p sampling by name.
-    value = _real(arrays, "temperature", 1.0 if is_sampling else 0.0)
+    value = read_real(arrays, "temperature", 1.0 if is_sampling else 0.0)
     if value < 0.0:
         raise InvalidRequestError(f"`temperature` is `{value:g}`, expected 0 or more")
     return value
-
-
-def _positive(arrays: Arrays, name: str, default: float) -> float:
-    value = _real(arrays, name, default)
-    if value <= 0.0:
-        raise InvalidRequestError(f"`{name}` is `{value:g}`, expected more than 0")
-    return value
-
-
-def _real(arrays: Arrays, name: str, default: float) -> float:
-    value = _single(arrays, name)
-    if value is None:
-        return default
-    number = float(value)  # type: ignore[arg-type]
-    if not math.isfinite(number):
-        raise InvalidRequestError(f"`{name}` is `{number}`, expected a finite number")
-    return number
-
-
-def _integer(arrays: Arrays, name: str, minimum: int) -> int | None:
-    value = _single(arrays, name)
-    if value is None:
-        return None
-    number = int(value)  # type: ignore[call-overload]
-    if number < minimum:
-        raise InvalidRequestError(f"`{name}` is `{number}`, expected {minimum} or more")
-    return int(number)
-
-
-def _required_integer(arrays: Arrays, name: str, minimum: int) -> int:
-    value = _integer(arrays, name, minimum)
-    if value is None:
-        raise InvalidRequestError(f"`{name}` is missing")
-    return value
-
-
-def _either_integer(arrays: Arrays, name: str, old_name: str) -> int | None:
-    value, old_value = _integer(arrays, name, 0), _integer(arrays, old_name, 0)
-    if value is not None and old_value is not None and value != old_value:
-        raise InvalidRequestError(f"`{name}` is `{value}` and `{old_name}` is `{old_value}`; send one of them")
-    return old_value if value is None else value
-
-
-def _flag(arrays: Arrays, name: str) -> bool | None:
-    value = _single(arrays, name)
-    return None if value is None else bool(value)
-
-
-def _single(arrays: Arrays, name: str) -> object | None:
-    if name not in arrays:
-        return None
-    values: list[object] = arrays[name].reshape(-1).tolist()
-    if len(values) != 1:
-        raise InvalidRequestError(f"`{name}` holds {len(values)} values, expected 1")
-    return values[0]
-
-
-def _integers(arrays: Arrays, name: str) -> tuple[int, ...]:
-    return tuple(int(value) for value in arrays[name].reshape(-1).tolist()) if name in arrays else ()
-
-
-def _texts(arrays: Arrays, name: str) -> tuple[str, ...]:
-    raw_texts: list[bytes] = arrays[name].reshape(-1).tolist() if name in arrays else []
-    try:
-        return tuple(raw.decode("utf-8") for raw in raw_texts)
-    except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"`{name}` is not valid UTF-8: {error}") from error

@@ -6,7 +6,7 @@ of the cache are left out: the P-EAGLE worker has no log probabilities, and the 
 
 from __future__ import annotations
 
-from peagle_trt_repo.tensors import TensorField
+from peagle_trt_repo.tensors import OTHER_NAMES, TensorField
 
 LLMAPI_INPUTS = (
     TensorField("text_input", "STRING", (-1,), is_optional=False),
@@ -32,3 +32,8 @@ LLMAPI_OUTPUTS = (
     TensorField("num_input_tokens", "INT32"),
     TensorField("num_output_tokens", "INT32"),
 )
+
+LLMAPI_NAMES = {
+    ours: theirs for theirs, ours in OTHER_NAMES.items() if theirs in {field.name for field in LLMAPI_INPUTS}
+}
+"""Names of the classic ensemble for what this model reads."""

@@ -14,6 +14,7 @@ from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.python_backend import ResponseSender, make_response
 
 Tensors = dict[str, NDArray[np.generic]]
+Parameters = Mapping[str, object]
 
 STOP_PARAMETER = "triton_peagle_stop"
 """Parameter of a request to `peagle` that answers nothing: it ends the request that its value names."""
@@ -78,18 +79,25 @@ def is_stoppable(name: str) -> bool:
     return _STOPPABLE.fullmatch(name) is not None
 
 
-def call(model_name: str, tensors: Mapping[str, NDArray[np.generic]], outputs: Sequence[str]) -> Tensors:
+def call(
+    model_name: str,
+    tensors: Mapping[str, NDArray[np.generic]],
+    outputs: Sequence[str],
+    *,
+    parameters: Parameters | None = None,
+) -> Tensors:
     """One answer of a model that gives one.
 
     Args:
         model_name: The member.
         tensors: Its inputs.
         outputs: Outputs wanted.
+        parameters: Parameters of the request.
 
     Raises:
         MemberError: It refused or failed.
     """
-    return _read(_request(model_name, tensors, outputs).exec())
+    return _read(_request(model_name, tensors, outputs, parameters=parameters).exec())
 
 
 class Call:
@@ -101,6 +109,8 @@ class Call:
         outputs: Outputs wanted; a response may lack some.
         name: From `new_name`: whoever knows it can stop the request.
         client_name: What the client calls the request, for the log.
+        timeout_microseconds: The client's time limit; 0 for none.
+        parameters: Parameters of the request.
     """
 
     def __init__(
@@ -111,11 +121,20 @@ class Call:
         *,
         name: str,
         client_name: str = "",
+        timeout_microseconds: int = 0,
+        parameters: Parameters | None = None,
     ) -> None:
         self._model_name = model_name
         self._name = name
         wire_name = f"{name}:{client_name}" if client_name else name
-        self._request = _request(model_name, tensors, [*outputs, _REASON], name=wire_name)
+        self._request = _request(
+            model_name,
+            tensors,
+            [*outputs, _REASON],
+            name=wire_name,
+            timeout_microseconds=timeout_microseconds,
+            parameters=parameters,
+        )
         self._responses: Any = None
 
     def __iter__(self) -> Iterator[Tensors]:
@@ -153,7 +172,8 @@ def _request(
     outputs: Sequence[str],
     *,
     name: str = "",
-    parameters: Mapping[str, str] | None = None,
+    timeout_microseconds: int = 0,
+    parameters: Parameters | None = None,
 ) -> Any:
     import triton_python_backend_utils as pb_utils
 
@@ -162,6 +182,7 @@ def _request(
         request_id=name,
         inputs=[pb_utils.Tensor(tensor_name, array) for tensor_name, array in tensors.items()],
         requested_output_names=list(outputs),
+        timeout=timeout_microseconds,
         parameters=dict(parameters or {}),
     )
 

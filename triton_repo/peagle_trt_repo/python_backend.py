@@ -54,6 +54,14 @@ class InferenceRequest(Protocol):
         """Parameters of the request, a JSON object: over HTTP, every key that names no input ends up here."""
         ...
 
+    def correlation_id(self) -> int | str:
+        """The sequence that a client says it belongs to, 0 or empty for none."""
+        ...
+
+    def flags(self) -> int:
+        """Whether it begins or ends that sequence."""
+        ...
+
     def timeout(self) -> int:
         """Microseconds that a client gives the request, 0 for any; the generate endpoint puts it in the parameters."""
         ...
@@ -81,11 +89,12 @@ def make_response(arrays: Mapping[str, NDArray[np.generic]]) -> object:
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
 
 
-def make_error(code: ErrorCode, message: str) -> object:
-    """A response that carries nothing but an error."""
+def make_error(code: ErrorCode, message: str, *, names_code: bool = False) -> object:
+    """A response that carries nothing but an error; `names_code` puts the code before the message too."""
     import triton_python_backend_utils as pb_utils
 
-    error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+    told = f"{code}: {message}" if names_code else message
+    error = pb_utils.TritonError(told, getattr(pb_utils.TritonError, code))
     return pb_utils.InferenceResponse(output_tensors=[], error=error)
 
 
@@ -95,8 +104,8 @@ def send_arrays(sender: ResponseSender, arrays: Mapping[str, NDArray[np.generic]
 
 
 def send_error(sender: ResponseSender, code: ErrorCode, message: str, *, names_code: bool = False) -> None:
-    """Ends a request with an error; `names_code` puts the code before the message too."""
-    sender.send(make_error(code, f"{code}: {message}" if names_code else message), flags=_final_flag())
+    """Ends a request with an error; see `make_error`."""
+    sender.send(make_error(code, message, names_code=names_code), flags=_final_flag())
 
 
 def send_member_error(sender: ResponseSender, error: object) -> None:

@@ -181,6 +181,8 @@ OWN_INPUTS = (
     # Tokens, and what is added to the logits of each; beside the biases by words.
     TensorField("logit_bias_ids", "INT32", (-1,)),
     TensorField("logit_bias_values", "FP32", (-1,)),
+    # Tokens after which a grammar holds; until they stand in the answer it may be anything.
+    TensorField("guided_decoding_start_ids", "INT32", (-1,)),
     # The lowest goes first, 0 by default. Triton does not show the priority of its own protocol to a model.
     TensorField("priority", "INT32"),
 )

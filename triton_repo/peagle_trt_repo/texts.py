@@ -5,14 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from peagle_trt_repo.inputs import (
-    Arrays,
-    InvalidRequestError,
-    read_flag,
-    read_integers,
-    read_text,
-    refuse_unknown_parameters,
-)
 from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.python_backend import (
     InferenceRequest,
@@ -21,6 +13,8 @@ from peagle_trt_repo.python_backend import (
     request_arrays,
     request_parameters,
 )
+from peagle_trt_repo.request_parameters import ERROR_CODES, refuse_sequence, refuse_unknown_parameters
+from peagle_trt_repo.values import Arrays, InvalidRequestError, read_flag, read_integers, read_text
 
 
 class Tokenizer(Protocol):
@@ -77,11 +71,13 @@ def _render(tokenizer: Tokenizer, text: str) -> str:
 
 def preprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:
     """QUERY to INPUT_ID."""
+    parameters = request_parameters(request)
     try:
-        refuse_unknown_parameters(request_parameters(request))
+        refuse_unknown_parameters(parameters)
+        refuse_sequence(request.correlation_id(), request.flags())
         return _preprocess(request_arrays(request), tokenizer)
     except InvalidRequestError as error:
-        return make_error("INVALID_ARG", str(error))
+        return make_error("INVALID_ARG", str(error), names_code=bool(parameters.get(ERROR_CODES)))
 
 
 def postprocess(request: InferenceRequest, tokenizer: Tokenizer) -> object:
@@ -101,7 +97,7 @@ def _preprocess(arrays: Arrays, tokenizer: Tokenizer) -> object:
         if name not in arrays:
             raise InvalidRequestError(f"`{name_in_ensemble}` is missing (`{name}` of this model)")
     text, max_tokens = read_text(arrays, "QUERY"), read_integers(arrays, "REQUEST_OUTPUT_LEN")
-    ids = encode_prompt(tokenizer, text, applies_chat_template=read_flag(arrays, "APPLY_CHAT_TEMPLATE"))
+    ids = encode_prompt(tokenizer, text, applies_chat_template=read_flag(arrays, "APPLY_CHAT_TEMPLATE") or False)
     return make_response(
         {
             "INPUT_ID": shaped(ids, "INT32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from peagle_trt.errors import PeagleError, UsageError
 
 if TYPE_CHECKING:
     from peagle_trt.deploy.findings import Finding
+    from peagle_trt.deploy.repository import Repository
 
 
 @click.command("repo")
@@ -33,20 +35,25 @@ def command(
         raise UsageError("--cpu-build goes into a repository, and none is written", hint="name its folder with -o")
     if output_path is None and not is_checked:
         raise UsageError("there is nothing to do", hint="name a folder to write with -o, or ask for --check")
-    repository_path = path if output_path is None else _assemble(output, path, output_path, cpu_build_path)
+    written = None if output_path is None else _assemble(output, path, output_path, cpu_build_path)
+    repository_path = path if written is None else written.path
     findings = _check(output, repository_path) if is_checked else []
     document = {"repository": repository_path, "findings": [_document(finding) for finding in findings]}
+    if written is not None:
+        document["needs"] = None if written.needs is None else asdict(written.needs)
     if any(finding.is_fatal for finding in findings):
         raise PeagleError(f"`{repository_path}` would not load", hint="; ".join(_line(finding) for finding in findings))
     output.result(document, str(repository_path))
 
 
-def _assemble(output: Output, build_path: Path, output_path: Path, cpu_build_path: Path | None) -> Path:
+def _assemble(output: Output, build_path: Path, output_path: Path, cpu_build_path: Path | None) -> Repository:
     from peagle_trt.deploy.repository import assemble_repository
 
     repository = assemble_repository(build_path, output_path, cpu_build_path=cpu_build_path)
     output.progress(f"wrote {len(repository.model_names)} models: {', '.join(repository.model_names)}")
-    return repository.path
+    if repository.needs is not None:
+        output.progress(f"it runs on {repository.needs}")
+    return repository
 
 
 def _check(output: Output, repository_path: Path) -> list[Finding]:

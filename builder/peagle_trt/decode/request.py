@@ -79,6 +79,8 @@ class GenerationRequest:
         num_top_log_probs: 0 for log probabilities of the answer's tokens, n for those of the n likeliest tokens in
             every place too; None for neither.
         guide: A grammar that the answer follows; None lets it be anything.
+        prompt_group: Name of several answers to one prompt, which is read once for all of them; None for an answer of
+            its own.
     """
 
     request_id: str
@@ -93,6 +95,7 @@ class GenerationRequest:
     samples_drafts: bool = False
     num_top_log_probs: int | None = None
     guide: Guide | None = None
+    prompt_group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,6 +158,27 @@ class Sequence:
             start_position=start_position,
         )
 
+    def take_over(self, other: Sequence) -> int:
+        """Go on from what another request has read of the same prompt; its rows must then be copied into this slot.
+
+        Args:
+            other: Has read the whole prompt.
+
+        Returns:
+            Rows to copy; 0 where this one has read as much itself. The prompt's last row is never among them: it gives
+            the logits and the hidden state that nobody kept.
+        """
+        num_rows = len(self.request.prompt_ids) - 1
+        if self.useful_drafts > 0:
+            num_rows = min(num_rows, other._num_drafter_read + other.num_unread)
+        if num_rows <= self.num_prompt_read:
+            return 0
+        self.num_prompt_read = num_rows
+        self._num_drafter_read = min(num_rows, other._num_drafter_read)
+        num_unread = num_rows - self._num_drafter_read
+        self._unread = [np.concatenate(other._unread)[:num_unread]] if other._unread and num_unread else []
+        return num_rows
+
     def prompt_rows(self, max_rows: int) -> TargetRows:
         """The next chunk of the prompt; its last row needs logits if it ends the prompt."""
         start = self.num_prompt_read

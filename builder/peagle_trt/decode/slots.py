@@ -73,11 +73,18 @@ class Slots:
         num_target = found[best]
         return TakenSlot(slot=best, num_target=num_target, num_drafter=min(num_target, leftover.num_drafter))
 
-    def give_back(self, slot: int, leftover: Leftover = NOTHING) -> None:
-        """Free a slot; without a leftover nothing in it is trusted."""
+    def give_back(self, slot: int, leftover: Leftover = NOTHING, *, is_wanted: bool = False) -> None:
+        """Free a slot; without a leftover nothing in it is trusted.
+
+        Args:
+            slot: Its number.
+            leftover: What it holds.
+            is_wanted: Another answer to its very prompt waits, and goes on from it even where prefixes are not reused.
+        """
         if not self._reuses_prefixes:
+            kept = leftover if is_wanted else NOTHING
             # The slots in use stay together at the front, so that passes over neighbours carry few idle ones.
-            self._free = dict(sorted([*self._free.items(), (slot, NOTHING)]))
+            self._free = dict(sorted([*self._free.items(), (slot, kept)]))
             return
         self._free[slot] = leftover
 

@@ -63,6 +63,12 @@ class WaitingLine:
         """The next one; there must be one."""
         return heapq.heappop(self._heap)[2]
 
+    def has_group(self, prompt_group: str | None) -> bool:
+        """Whether an answer to the prompt of a group waits; None is no group."""
+        if prompt_group is None:
+            return False
+        return any(entry[2].request.prompt_group == prompt_group for entry in self._heap)
+
     def remove(self, is_gone: Callable[[Waiting], bool]) -> list[Waiting]:
         """Take out, and return, all that a test names."""
         gone = [entry[2] for entry in self._heap if is_gone(entry[2])]

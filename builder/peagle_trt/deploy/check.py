@@ -13,10 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from peagle_trt.build_folder import read_manifest
 from peagle_trt.deploy.check_ensemble import check_ensemble
+from peagle_trt.deploy.engine_needs import engine_needs, why_not_here
 from peagle_trt.deploy.findings import Finding
 from peagle_trt.deploy.hosting.settings import BUILD_FOLDER
-from peagle_trt.errors import MachineError, UsageError
+from peagle_trt.errors import MachineError, PeagleError, UsageError
+from peagle_trt.machine import Machine
 from peagle_trt_repo.tensors import PEAGLE_INPUTS
 
 OPENAI_INPUTS = (
@@ -35,11 +38,12 @@ OPENAI_INPUTS = (
 """What NVIDIA's OpenAI frontend sends to a model; one undeclared name fails every request. Source: server 26.09."""
 
 
-def check_repository(path: Path) -> list[Finding]:
+def check_repository(path: Path, machine: Machine | None = None) -> list[Finding]:
     """Everything that is wrong with a repository, model by model.
 
     Args:
         path: Folder with one folder a model.
+        machine: What compiled engines are held against; None looks around.
 
     Raises:
         UsageError: There is no repository.
@@ -57,6 +61,7 @@ def check_repository(path: Path) -> list[Finding]:
         else:
             configs[folder.name] = parsed
             findings += _check_model(folder, parsed)
+            findings += _check_engines(folder, parsed, machine)
         findings += _check_profiles(folder)
     for name, config in configs.items():
         if config.platform == "ensemble":
@@ -104,6 +109,24 @@ def _check_model(folder: Path, config: Any) -> Iterator[Finding]:
             if name not in declared:
                 message = f"input `{name}` is not declared; an OpenAI frontend sends it"
                 yield Finding(model_name=folder.name, message=message, is_fatal=False)
+
+
+def _check_engines(folder: Path, config: Any, machine: Machine | None) -> Iterator[Finding]:
+    """Whether this machine runs the engines inside; another may, so that is only worth knowing."""
+    if config.name != "peagle":
+        return
+    build = config.parameters["build"].string_value or BUILD_FOLDER
+    for path in sorted(folder.glob(f"[0-9]*/{build}/manifest.json")):
+        place = f"{path.parent.parent.name}/{build}"
+        try:
+            manifest = read_manifest(path.parent)
+        except PeagleError as error:
+            yield Finding(model_name=folder.name, message=f"`{place}` cannot be read: {error.message}")
+            continue
+        needs, reason = engine_needs(manifest), why_not_here(manifest, machine)
+        if needs is not None and reason is not None:
+            message = f"`{place}` needs {needs}, and would not load on this machine: {reason}"
+            yield Finding(model_name=folder.name, message=message, is_fatal=False)
 
 
 def _check_identity(folder: Path, config: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from peagle_trt.deploy.engine_needs import engine_needs
 from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, CPU_BUILD_FOLDER, HostSettings, write_parameters
 from peagle_trt.deploy.text_proto import Symbol, Value, write_message
 from peagle_trt.spec import EngineManifest
@@ -62,6 +63,12 @@ def _peagle(manifest: EngineManifest, settings: HostSettings, build_folder: str)
         "max_sequence_length": str(manifest.shapes.max_sequence_length),
         "peagle_trt_version": manifest.peagle_trt_version,
     }
+    needs = engine_needs(manifest)
+    if needs is not None:
+        described |= {
+            "compute_capabilities": ", ".join(needs.compute_capabilities),
+            "engine_library": ", ".join(needs.libraries),
+        }
     return config | {
         "model_transaction_policy": {"decoupled": True},
         "parameters": _map(write_parameters(settings) | described, lambda text: {"string_value": text}),

@@ -12,6 +12,7 @@ from pathlib import Path
 from peagle_trt import files
 from peagle_trt.build_folder import MANIFEST_NAME
 from peagle_trt.deploy.build_files import read_whole_build
+from peagle_trt.deploy.engine_needs import EngineNeeds, engine_needs
 from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, CPU_BUILD_FOLDER, CPU_PROFILE, HostSettings
 from peagle_trt.deploy.model_configs import cpu_profile, model_configs
 from peagle_trt.errors import UsageError
@@ -33,12 +34,14 @@ class Repository:
         model_names: Its models.
         size_bytes: What the builds in it weigh.
         num_copied_files: Files whose bytes had to be copied because the file system could not link them.
+        needs: What its engines want of the machine; None where any CPU runs them.
     """
 
     path: Path
     model_names: tuple[str, ...]
     size_bytes: int
     num_copied_files: int
+    needs: EngineNeeds | None = None
 
 
 def assemble_repository(
@@ -112,6 +115,7 @@ def _write_models(
         model_names=tuple(sorted(model_configs(manifest, settings))),
         size_bytes=sum(file.size_bytes for file in manifest.files),
         num_copied_files=num_copied_files,
+        needs=engine_needs(manifest),
     )
 
 

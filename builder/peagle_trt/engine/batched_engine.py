@@ -70,6 +70,10 @@ class PassRunner(Protocol):
         """
         ...
 
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """Copy the first rows of a slot's caches, both models', over those of another."""
+        ...
+
     def preload(self) -> None:
         """Load whatever is loaded at first use."""
         ...
@@ -141,6 +145,20 @@ class BatchedEngine:
                 probabilities[member.entry, : each.draft_tokens] = found.probabilities[member.row]
         candidates = DraftCandidates(token_ids=token_ids, probabilities=probabilities)
         return DraftOutput(token_ids=np.ascontiguousarray(token_ids[:, :, 0]), candidates=candidates)
+
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """See `engine.protocol.CopyingEngine`.
+
+        Raises:
+            ValueError: A slot does not exist, both are the same, or rows run past the cache.
+        """
+        slots = range(self.shapes.max_batch_size)
+        if source_slot == target_slot or source_slot not in slots or target_slot not in slots:
+            raise ValueError(f"slots are {source_slot} and {target_slot}; expected different ones of 0..{slots[-1]}")
+        if num_rows > self.shapes.cache_capacity:
+            raise ValueError(f"{num_rows} rows are to be copied; the cache holds {self.shapes.cache_capacity}")
+        # A cache with sinks begins a row later; where there are none, one row more does no harm.
+        self._runner.copy_rows(source_slot, target_slot, num_rows + 1)
 
     def preload(self) -> None:
         """Load both engines now, so that no request waits for one."""

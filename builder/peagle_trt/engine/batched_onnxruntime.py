@@ -79,6 +79,11 @@ class DenseGraph:
             if port.name.startswith("key.") and first_key_row is not None:
                 self._caches[port.name][:, :, 0] = first_key_row
 
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """Copy the first rows of a slot's caches over those of another."""
+        for cache in self._caches.values():
+            cache[target_slot, :, :num_rows] = cache[source_slot, :, :num_rows]
+
     def run(
         self, feeds: Mapping[str, NDArray[Any]], outputs: Mapping[str, DTypeLike], *, first_slot: int, batch: int
     ) -> dict[str, NDArray[Any]]:
@@ -170,6 +175,11 @@ class OnnxRuntimePasses:
         outputs = {"candidate_ids": np.int32, "probabilities": np.float32}
         found = graph.run(feeds, outputs, first_slot=each.first_slot, batch=batch)
         return DraftCandidates(token_ids=found["candidate_ids"], probabilities=found["probabilities"])
+
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """Copy the first rows of a slot's caches, both models', over those of another."""
+        for role in self._sources:
+            self._graph(role).copy_rows(source_slot, target_slot, num_rows)
 
     def preload(self) -> None:
         """Load both graphs."""

@@ -124,6 +124,16 @@ class OnnxRuntimeEngine:
         self._check([(item.slot, item.position + 1) for item in rows])
         return run_next_pass(self._drafters, self.drafter, rows)
 
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """See `engine.protocol.CopyingEngine`.
+
+        Raises:
+            ValueError: A slot does not exist, both are the same, or rows run past the cache.
+        """
+        self._check([(source_slot, num_rows), (target_slot, num_rows)])
+        for family in (self._targets, self._drafters):
+            family.copy_rows(source_slot, target_slot, num_rows)
+
     def preload(self) -> None:
         """Load every graph now, so that no request waits for one."""
         for family in (self._targets, self._drafters):

@@ -48,6 +48,12 @@ class SlotCaches:
             for slot in range(num_slots + 1)
         }
 
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """Copy the first positions of a slot over those of another."""
+        for (kind, layer, slot), source in self.arrays.items():
+            if slot == source_slot:
+                self.arrays[kind, layer, target_slot][:, :, :num_rows] = source[:, :, :num_rows]
+
 
 class CachedGraph:
     """A loaded graph that appends to caches in place.
@@ -168,6 +174,10 @@ class GraphFamily:
             capacity=manifest.shapes.cache_capacity,
             head_dim=config.head_dim,
         )
+
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """Copy the first positions of a slot's caches over those of another."""
+        self._caches.copy_rows(source_slot, target_slot, num_rows)
 
     def smallest(self, count: int) -> int:
         """Groups of the smallest graph that takes `count` sequences."""

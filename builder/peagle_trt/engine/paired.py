@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from peagle_trt.engine.protocol import (
+    CopyingEngine,
     DraftOutput,
     DraftRows,
     DraftStep,
@@ -55,6 +56,17 @@ class PairedEngine:
         if not isinstance(self._drafter, SequentialEngine):
             raise ValueError("the drafter's engine runs no sequential heads")
         return self._drafter.step_drafter(rows)
+
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """See `engine.protocol.CopyingEngine`.
+
+        Raises:
+            ValueError: One of the two engines cannot.
+        """
+        if not isinstance(self._target, CopyingEngine) or not isinstance(self._drafter, CopyingEngine):
+            raise ValueError("one of the two engines cannot copy rows")
+        for engine in (self._target, self._drafter):
+            engine.copy_rows(source_slot, target_slot, num_rows)
 
     def preload(self) -> None:
         """Load both engines."""

@@ -172,6 +172,18 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class CopyingEngine(Engine, Protocol):
+    """An engine that hands a slot what another slot's caches hold, so that one prompt is read once for many answers."""
+
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """Copy the first rows of a slot's caches, the target's and the drafter's, over those of another.
+
+        Rows that the source's drafter has not read are copied too, and mean nothing.
+        """
+        ...
+
+
+@runtime_checkable
 class SequentialEngine(Engine, Protocol):
     """An engine that runs plain EAGLE-3 heads, whose every pass after the first continues from its own draft."""
 

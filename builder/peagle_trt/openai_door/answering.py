@@ -70,8 +70,9 @@ class AnswerResponse:
         self._engine = engine
         self._limit = limit
         self._write_timeout_seconds = write_timeout_seconds
-        self._choices = [Choice() for _ in request.work.jobs]
-        self._readers = [request.make_reader() for _ in request.work.jobs]
+        count = len(request.work.jobs) * request.work.num_choices
+        self._choices = [Choice() for _ in range(count)]
+        self._readers = [request.make_reader() for _ in range(count)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers; returns early when nobody waits any more."""
@@ -91,7 +92,11 @@ class AnswerResponse:
         request = self._request
         work = request.work
         async with Answers(
-            self._engine, work.jobs, scope["state"]["request_id"], max_seconds=work.max_seconds
+            self._engine,
+            work.jobs,
+            scope["state"]["request_id"],
+            num_choices=work.num_choices,
+            max_seconds=work.max_seconds,
         ) as answers:
             async for index, piece in answers.pieces():
                 read = self._readers[index].read(piece.text, piece.token_ids)

@@ -115,7 +115,9 @@ class _Door:
         fields = read_fields(await self._body(request), ChatFields)
         work = await _in_thread(self._jobs.chat, fields)
         documents = ChatDocuments(self._token_bytes if work.has_log_probs else None)
-        return self._answer(fields, work, documents, "chatcmpl", self._served.dialect.reader)
+        dialect = self._served.dialect
+        make_reader = dialect.reader if work.guide_field is None else dialect.guided_reader
+        return self._answer(fields, work, documents, "chatcmpl", make_reader)
 
     async def complete(self, request: Request) -> AnswerResponse:
         """`/v1/completions`."""

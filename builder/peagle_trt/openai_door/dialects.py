@@ -68,8 +68,17 @@ class Dialect(Protocol):
         """
         ...
 
+    @property
+    def content_start_ids(self) -> tuple[int, ...]:
+        """Tokens after which an answer's content begins, and with it a grammar; empty where all of it is content."""
+        ...
+
     def reader(self) -> AnswerReader:
         """A reader for one answer."""
+        ...
+
+    def guided_reader(self) -> AnswerReader:
+        """A reader for one answer whose content follows a grammar."""
         ...
 
 
@@ -113,6 +122,15 @@ class TemplateDialect:
         except RequestError as error:
             raise RefusalError(error.message, param="messages", code="invalid_value") from error
 
+    @property
+    def content_start_ids(self) -> tuple[int, ...]:
+        """See `Dialect`."""
+        return ()
+
     def reader(self) -> AnswerReader:
+        """See `Dialect`."""
+        return PlainReader()
+
+    def guided_reader(self) -> AnswerReader:
         """See `Dialect`."""
         return PlainReader()

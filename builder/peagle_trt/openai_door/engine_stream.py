@@ -14,7 +14,7 @@ from peagle_trt.deploy.client import grpc_inputs, grpc_outputs
 from peagle_trt.deploy.ports import LOOPBACK
 from peagle_trt.openai_door.log_probs import TokenEntry
 from peagle_trt.openai_door.refusals import RefusalError, too_many
-from peagle_trt_repo.inputs import ERROR_CODES
+from peagle_trt_repo.request_parameters import ERROR_CODES
 
 MODEL = "peagle"
 QUEUE_LENGTH = 64
@@ -36,6 +36,7 @@ class EnginePiece:
         finish_reason: `stop`, `length` or `deadline` on the last piece.
         num_output_tokens: Tokens of the whole answer; on the last piece.
         entries: How likely the tokens were, where that was asked for.
+        index: Whose it is, among the answers to one request.
     """
 
     text: str
@@ -43,6 +44,7 @@ class EnginePiece:
     finish_reason: str | None
     num_output_tokens: int
     entries: tuple[TokenEntry, ...] = ()
+    index: int = 0
 
 
 class EngineClient:
@@ -117,7 +119,8 @@ class Answers:
 
     Args:
         client: The way to the server.
-        jobs: Inputs of every answer.
+        jobs: Inputs of every request.
+        num_choices: Answers to each of them.
         request_id: Their common name.
         max_seconds: When they end as they are; None for any time.
     """
@@ -128,9 +131,11 @@ class Answers:
         jobs: Sequence[Mapping[str, object]],
         request_id: str,
         *,
+        num_choices: int = 1,
         max_seconds: float | None = None,
     ) -> None:
         self._client = client
+        self._num_choices = num_choices
         self._jobs = jobs
         self._max_seconds = max_seconds
         self._request_id = request_id
@@ -170,7 +175,7 @@ class Answers:
             # A generator that is left alone closes when it is collected, and the server would go on until then.
             async with contextlib.aclosing(pieces):
                 async for piece in pieces:
-                    await self._queue.put((index, piece))
+                    await self._queue.put((index * self._num_choices + piece.index, piece))
             await self._queue.put(_ENDED)
         except Exception as error:
             await self._queue.put(error)
@@ -184,6 +189,7 @@ def _piece(piece: Mapping[str, Any]) -> EnginePiece:
         finish_reason=piece.get("finish_reason"),
         num_output_tokens=int(piece.get("num_output_tokens") or 0),
         entries=_entries(piece),
+        index=int(piece.get("sequence_index") or 0),
     )
 
 

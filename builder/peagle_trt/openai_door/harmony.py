@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 FUNCTIONS = "functions."
 """What the recipient of a function call starts with."""
+FINAL_START = "<|channel|>final<|message|>"
+"""How the message for the user begins."""
 _INSTRUCTING = ("system", "developer")
 
 
@@ -59,9 +61,19 @@ class HarmonyDialect:
         except harmony.HarmonyError as error:
             raise RefusalError(f"the messages cannot be rendered: {error}", param="messages") from error
 
+    @property
+    def content_start_ids(self) -> tuple[int, ...]:
+        """See `Dialect`."""
+        return tuple(self._encoding.encode(FINAL_START, allowed_special="all"))
+
     def reader(self) -> AnswerReader:
         """See `Dialect`."""
         return HarmonyReader(self._encoding)
+
+    def guided_reader(self) -> AnswerReader:
+        """See `Dialect`."""
+        # What a model says before a call follows no grammar, and would make the content none.
+        return HarmonyReader(self._encoding, content_channels=("final",))
 
 
 class HarmonyReader:
@@ -72,12 +84,18 @@ class HarmonyReader:
 
     Args:
         encoding: The vocabulary of gpt-oss.
+        content_channels: Channels whose messages to nobody are content.
     """
 
-    def __init__(self, encoding: openai_harmony.HarmonyEncoding) -> None:
+    def __init__(
+        self,
+        encoding: openai_harmony.HarmonyEncoding,
+        content_channels: tuple[str, ...] = ("final", "commentary"),
+    ) -> None:
         import openai_harmony as harmony
 
         self._encoding = encoding
+        self._content_channels = content_channels
         self._content_state = harmony.StreamState.CONTENT
         self._fault = harmony.HarmonyError
         self._parser = harmony.StreamableParser(encoding, harmony.Role.ASSISTANT)
@@ -126,8 +144,7 @@ class HarmonyReader:
         return not self._is_broken
 
     def _is_for_user(self) -> bool:
-        channel = self._parser.current_channel
-        return self._parser.current_recipient is None and channel in ("final", "commentary")
+        return self._parser.current_recipient is None and self._parser.current_channel in self._content_channels
 
     def _call_piece(self, arguments: str) -> CallPiece:
         if self._is_in_call:

@@ -12,6 +12,7 @@ from peagle_trt.openai_door.fields import ChatFields, CompletionFields, Generati
 from peagle_trt.openai_door.guides import read_guide
 from peagle_trt.openai_door.refusals import RefusalError, invalid, unsupported
 from peagle_trt.spec import EngineManifest
+from peagle_trt_repo.inputs import GUIDE_START
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Source: OpenAI's API reference, `/v1/completions`."""
@@ -27,7 +28,8 @@ class Work:
     """What a request comes to.
 
     Attributes:
-        jobs: Inputs of the `peagle` model for every choice, in the order of the choices.
+        jobs: Inputs of the `peagle` model for every prompt, in the order of the choices.
+        num_choices: Answers to each prompt.
         num_prompt_tokens: Tokens of all prompts, each counted once.
         max_seconds: When the answers end as they are; None for any time.
         has_log_probs: Whether they come with log probabilities.
@@ -35,6 +37,7 @@ class Work:
     """
 
     jobs: tuple[dict[str, object], ...]
+    num_choices: int = 1
     num_prompt_tokens: int
     max_seconds: float | None = None
     has_log_probs: bool = False
@@ -69,14 +72,17 @@ class JobMaker:
         if fields.stop and not self._passes_stop_words:
             raise unsupported("stop", "would cut this model's reasoning; leave it out")
         guide = read_guide(fields)
-        if guide is not None and not self._passes_stop_words:
+        start_ids = self._dialect.content_start_ids if guide is not None else ()
+        if guide is not None and not self._passes_stop_words and not start_ids:
             raise unsupported(guide.field, "would hold this model's reasoning to the same form; leave it out")
         limit = _chat_limit(fields)
         prompt_ids = self._dialect.prompt_ids(fields)
         if fields.top_logprobs is not None and not fields.logprobs:
             raise invalid("top_logprobs", "means nothing without `logprobs`")
         num_top = (fields.top_logprobs or 0) if fields.logprobs else None
-        return self._work(fields, [prompt_ids], limit=limit, param="messages", num_top=num_top)
+        return self._work(
+            fields, [prompt_ids], limit=limit, param="messages", num_top=num_top, guide_start_ids=start_ids
+        )
 
     def completion(self, fields: CompletionFields) -> Work:
         """Work of a completion request.
@@ -127,6 +133,7 @@ class JobMaker:
         limit: int | None,
         param: str,
         num_top: int | None,
+        guide_start_ids: tuple[int, ...] = (),
     ) -> Work:
         num_choices = fields.n or 1
         if num_choices * len(prompts) > MAX_CHOICES:
@@ -134,14 +141,18 @@ class JobMaker:
         settings = _settings(fields) | ({} if num_top is None else {"num_top_log_probs": num_top})
         guide = read_guide(fields)
         settings |= {} if guide is None else guide.inputs()
+        settings |= {GUIDE_START: list(guide_start_ids)} if guide_start_ids else {}
         jobs: list[dict[str, object]] = []
         for prompt_ids in prompts:
             max_tokens = self._max_tokens(prompt_ids, limit, param)
-            for _ in range(num_choices):
-                job = {"input_ids": prompt_ids, "max_tokens": max_tokens, "stream": True, **settings}
-                jobs.append(job | _seed(fields, len(jobs)))
+            job = {"input_ids": prompt_ids, "max_tokens": max_tokens, "stream": True, **settings}
+            if num_choices > 1:
+                # One request: the server reads the prompt once for all its answers.
+                job["num_return_sequences"] = num_choices
+            jobs.append(job | _seed(fields, num_choices * len(jobs)))
         return Work(
             jobs=tuple(jobs),
+            num_choices=num_choices,
             num_prompt_tokens=sum(map(len, prompts)),
             max_seconds=fields.max_time,
             has_log_probs=num_top is not None,

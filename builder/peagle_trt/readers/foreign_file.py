@@ -12,6 +12,8 @@ from peagle_trt.errors import CheckpointError
 
 MAX_TEXT_BYTES = 100_000_000
 """Of a configuration, an index or a tokenizer; published ones have up to 40 million."""
+_POINTER = b"version https://git-lfs"
+"""How a file begins that stands for a large one. Source: git-lfs, `docs/spec.md`."""
 
 
 @contextlib.contextmanager
@@ -19,7 +21,8 @@ def open_foreign(path: Path) -> Iterator[BinaryIO]:
     """Open a file to read.
 
     Raises:
-        CheckpointError: It is absent, empty, cannot be read, or is a folder, a pipe or a device, which might never end.
+        CheckpointError: It is absent, empty, cannot be read, is a folder, a pipe or a device, which might never end, or
+            is what git-lfs leaves in place of a large file.
     """
     try:
         status = path.stat()
@@ -32,6 +35,11 @@ def open_foreign(path: Path) -> Iterator[BinaryIO]:
         if status.st_size == 0:
             raise CheckpointError(f"cannot read `{path}`: it is empty", hint="fetch the file again")
         with path.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                raise CheckpointError(
+                    f"`{path}` is a pointer of git-lfs, not the file itself", hint="fetch it: git lfs pull"
+                )
+            file.seek(0)
             yield file
     except FileNotFoundError:
         raise CheckpointError(f"`{path}` does not exist", hint="give the folder that holds the checkpoint") from None

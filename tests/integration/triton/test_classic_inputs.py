@@ -164,3 +164,18 @@ def test_a_bad_grammar_is_refused_by_name(served: Served, model: str) -> None:
     ask = {**ASK, "guided_decoding_guide_type": "regex", "guided_decoding_guide": "[a"}
     with pytest.raises(RequestError, match="`guided_decoding_guide` is no regex"):
         served.http.generate(ask, model=model)
+
+
+@MODELS
+def test_a_grammar_holds_from_a_mark_on(served: Served, loaded: LoadedBuild, model: str) -> None:
+    ids = list(expected(loaded).token_ids)
+    # Where the mark's first token comes for the first time, or its second would be forced earlier.
+    place = next(i for i in range(3, len(ids)) if ids[i] not in ids[:i])
+    mark = ids[place : place + 2]
+    guide = {"guided_decoding_guide_type": "choice", "guided_decoding_guide": '["seven", "eight"]'}
+    ask = {**ASK, "max_tokens": 100, **guide, "guided_decoding_start_ids": mark}
+    fast, plain = (served.http.generate({**ask, "draft_tokens": count}, model=model) for count in (5, 0))
+    before = loaded.tokenizer.decode(ids[: place + 2])
+    assert fast["text_output"] in (f"{before}seven", f"{before}eight")
+    assert fast["text_output"] == plain["text_output"]
+    assert fast["finish_reason"] == "stop"

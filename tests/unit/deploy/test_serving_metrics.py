@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from peagle_trt.decode.load import LoopLoad
-from peagle_trt.decode.loop import LoopStatistics
+from peagle_trt.decode.loop_statistics import LoopStatistics
 from peagle_trt.decode.request import GenerationChunk, RequestMetrics
 from peagle_trt.deploy.hosting.families import FAMILIES
 from peagle_trt.deploy.hosting.serving_metrics import PUBLICATION_SECONDS, LoopReading, ServingMetrics

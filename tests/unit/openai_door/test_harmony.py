@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from peagle_trt.decode.text import TextTokenizer
@@ -18,8 +19,10 @@ from peagle_trt.openai_door.engine_stream import EnginePiece
 from peagle_trt.openai_door.fields import ChatFields
 from peagle_trt.openai_door.harmony import HarmonyDialect
 from peagle_trt.openai_door.harmony_vocabulary import _letters, load_encoding, speaks_harmony
+from peagle_trt.openai_door.jobs import JobMaker
 from peagle_trt.openai_door.reading import read_fields
 from peagle_trt.openai_door.refusals import RefusalError
+from tests.unit.deploy.conftest import byte_tokenizer, plain_manifest
 
 # Ids 199998 onwards.
 ADDED = ["<|startoftext|>", "<|endoftext|>", "<|r0|>", "<|r1|>", "<|return|>", "<|constrain|>", "<|r4|>", "<|channel|>"]
@@ -145,3 +148,26 @@ def test_a_tools_answer_without_its_call_is_refused(encoding: Any) -> None:
     with pytest.raises(RefusalError) as caught:
         prompt(encoding, messages=[{"role": "tool", "tool_call_id": "x", "content": "Rain."}])
     assert caught.value.param == "messages[0].tool_call_id"
+
+
+def test_a_grammar_holds_from_the_final_channel_on(encoding: Any) -> None:
+    dialect = HarmonyDialect(encoding)
+    assert encoding.decode(dialect.content_start_ids) == "<|channel|>final<|message|>"
+    manifest = msgspec.structs.replace(plain_manifest(), name="m")
+    shapes = msgspec.structs.replace(manifest.shapes, max_sequence_length=4096, cache_capacity=4200)
+    text = TextTokenizer(byte_tokenizer(), None)
+    maker = JobMaker(msgspec.structs.replace(manifest, shapes=shapes), text, dialect, passes_stop_words=False)
+    asked = {"messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_object"}}
+    body = json.dumps({"model": "m", **asked}).encode()
+    (job,) = maker.chat(read_fields(body, ChatFields)).jobs
+    assert job["guided_decoding_guide_type"] == "json"
+    assert job["guided_decoding_start_ids"] == list(dialect.content_start_ids)
+
+
+def test_beside_a_grammar_a_preamble_is_no_content(encoding: Any) -> None:
+    text = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>final<|message|>{}<|return|>"
+    tokens = ids(encoding, text)
+    plain, guided = HarmonyDialect(encoding).reader(), HarmonyDialect(encoding).guided_reader()
+    assert plain.read("", tokens).content == "Let me see.{}"
+    piece = guided.read("", tokens)
+    assert (piece.content, piece.reasoning) == ("{}", "Let me see.")

@@ -65,3 +65,23 @@ def test_a_completion_has_no_reasoning_to_cut() -> None:
     body = json.dumps({"model": "m", "prompt": "hi", "stop": "."}).encode()
     (job,) = maker(passes_stop_words=False).completion(read_fields(body, CompletionFields)).jobs
     assert job["stop_words"] == ["."]
+
+
+def test_without_a_limit_an_answer_may_fill_the_context() -> None:
+    request = maker(passes_stop_words=True).chat(chat())
+    (job,) = request.jobs
+    room = plain_manifest().shapes.max_sequence_length - len(job["input_ids"])
+    assert job["max_tokens"] == room
+    assert maker(passes_stop_words=True).chat(chat(max_tokens=5)).jobs[0]["max_tokens"] == 5
+
+
+def test_several_choices_are_one_request_for_each_prompt() -> None:
+    body = json.dumps({"model": "m", "prompt": ["ab", "cd"], "n": 3, "seed": 7}).encode()
+    work = maker(passes_stop_words=True).completion(read_fields(body, CompletionFields))
+    assert work.num_choices == 3
+    # Choice i of prompt p has the seed that follows those of the prompts before.
+    assert [(job["num_return_sequences"], job["seed"]) for job in work.jobs] == [(3, 7), (3, 10)]
+
+
+def test_one_choice_asks_for_no_others() -> None:
+    assert "num_return_sequences" not in maker(passes_stop_words=True).chat(chat()).jobs[0]

@@ -153,3 +153,9 @@ def test_unnamed_layers_take_the_usual_default_of_the_target(drafter_folder: Pat
 def test_a_window_that_is_not_used_is_no_obstacle(drafter_folder: Path) -> None:
     edit_config(drafter_folder, sliding_window=4096, use_sliding_window=False, hidden_act="silu", logit_scale=1.0)
     assert read_drafter(drafter_folder).config.num_layers == 2
+
+
+def test_a_bias_of_fc_that_nothing_would_add_is_named(drafter_folder: Path) -> None:
+    edit_tensors(drafter_folder, fc__bias=np.ones(HIDDEN, np.float32))
+    with pytest.raises(CheckpointError, match=r"`?fc\.bias`?"):
+        read_drafter(drafter_folder)

@@ -46,6 +46,12 @@ class Request:
     def timeout(self) -> int:
         return 0
 
+    def correlation_id(self) -> int | str:
+        return 0
+
+    def flags(self) -> int:
+        return 0
+
     def inputs(self) -> list[Tensor]:
         return [Tensor(name, array) for name, array in self._arrays.items()]
 

@@ -66,8 +66,10 @@ class Members:
         self.names: list[str] = []
         self.is_stopped = threading.Event()
         self.waits_for_stop = False
+        self.asked: list[Any] = []
 
     def answer(self, request: Any) -> Any:
+        self.asked.append(request)
         if request.model_name == "preprocessing":
             return answered({"INPUT_ID": shaped([1], "INT32")}, self.refusal)
         if request.model_name == "postprocessing":
@@ -133,10 +135,15 @@ def members(pb_utils: ModuleType) -> Members:
 def ask(members: Members) -> Iterator[Callable[..., Sender]]:
     hosts: list[BlsHost] = []
 
-    def ask_one(*, accumulates: bool = False, has_left: bool = False) -> Sender:
+    def ask_one(
+        *, accumulates: bool = False, has_left: bool = False, limit: int = 0, sequence: int = 0, beside: str = ""
+    ) -> Sender:
         hosts.append(BlsHost(accumulates=accumulates))
         request = Asked(text_input=shaped([b"hi"], "STRING"), max_tokens=shaped([6], "INT32"))
         request.sender.has_left = has_left
+        request.timeout = lambda: limit  # type: ignore[method-assign]
+        request.correlation_id = lambda: sequence  # type: ignore[method-assign]
+        request.parameters = lambda: beside  # type: ignore[method-assign]
         hosts[-1].accept(request)  # type: ignore[arg-type]
         assert request.sender.is_done.wait(5)
         return request.sender
@@ -174,6 +181,28 @@ def test_a_request_can_be_stopped_by_a_name_that_nobody_guesses(ask: Callable[..
     assert is_stoppable(name)
     assert client_name == "mine"
     assert not is_stoppable("mine")
+
+
+def test_a_time_limit_of_either_protocol_reaches_the_engine(ask: Callable[..., Sender], members: Members) -> None:
+    ask(limit=250_000)
+    ask(beside='{"timeout": 500000}')
+    over_grpc, over_http = (request for request in members.asked if request.model_name == "peagle")
+    assert (over_grpc.timeout, over_grpc.parameters) == (250_000, {})
+    assert (over_http.timeout, over_http.parameters) == (0, {"timeout": 500_000})
+
+
+def test_the_wish_for_error_codes_reaches_every_member_that_may_refuse(
+    ask: Callable[..., Sender], members: Members
+) -> None:
+    ask(beside='{"peagle_error_codes": true}')
+    parameters = {request.model_name: request.parameters for request in members.asked}
+    assert parameters["preprocessing"] == parameters["peagle"] == {"peagle_error_codes": True}
+
+
+def test_a_sequence_is_refused_before_any_member_is_asked(ask: Callable[..., Sender], members: Members) -> None:
+    (error,) = ask(sequence=7, beside='{"peagle_error_codes": true}').errors
+    assert str(error).startswith("INVALID_ARG: `sequence_id` is not supported")
+    assert members.asked == []
 
 
 @pytest.mark.parametrize(("text", "accumulates"), [("true", True), ("false", False), ("${accumulate_tokens}", False)])

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peagle_trt_repo.inputs import InvalidRequestError, read_fields, refuse_unknown_parameters
+from peagle_trt_repo.inputs import read_fields
 from peagle_trt_repo.outputs import shaped
+from peagle_trt_repo.request_parameters import refuse_unknown_parameters
 from peagle_trt_repo.tensors import ENSEMBLE_INPUTS, OTHER_NAMES, PEAGLE_INPUTS, REFUSED_INPUTS
+from peagle_trt_repo.values import InvalidRequestError
 from tests.unit.triton_repo.test_tables import CLASSIC_INPUTS
 
 # Source: TensorRT-LLM `triton_backend/all_models/inflight_batcher_llm`, `tensorrt_llm` and `tensorrt_llm_bls`.

@@ -4,14 +4,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from peagle_trt_repo.inputs import (
-    InvalidRequestError,
-    read_deadline,
-    read_fields,
-    refuse_unknown_parameters,
-)
+from peagle_trt_repo.inputs import read_fields
 from peagle_trt_repo.outputs import shaped
+from peagle_trt_repo.request_parameters import read_deadline, refuse_unknown_parameters
 from peagle_trt_repo.tensors import PEAGLE_INPUTS, REFUSED_INPUTS
+from peagle_trt_repo.values import InvalidRequestError
 
 TYPES = {field.name: field.data_type for field in PEAGLE_INPUTS}
 
@@ -217,3 +214,20 @@ def test_biases_that_do_not_fit_their_tokens_are_named(values: list[float]) -> N
     bias = {"logit_bias_ids": [5, 7], "logit_bias_values": values}
     with pytest.raises(InvalidRequestError, match="`logit_bias_values`"):
         read_fields(arrays(text_input=b"a", max_tokens=1, **bias))
+
+
+def test_a_grammar_may_hold_from_a_mark_on() -> None:
+    guide = {"guided_decoding_guide_type": b"json", "guided_decoding_start_ids": [5, 6]}
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, **guide)).guide_start_ids == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"guided_decoding_start_ids": [5]}, "means nothing without `guided_decoding_guide_type`"),
+        ({"guided_decoding_start_ids": [5] * 17, "guided_decoding_guide_type": b"json"}, "holds 17 tokens"),
+    ],
+)
+def test_a_mark_that_makes_no_sense_is_named(sent: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"`guided_decoding_start_ids` {message}"):
+        read_fields(arrays(text_input=b"a", max_tokens=1, **sent))

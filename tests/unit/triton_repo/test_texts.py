@@ -85,3 +85,25 @@ def test_every_internal_tensor_of_the_ensemble_is_written_once_and_read() -> Non
     written = [tensor for step in steps for tensor in step.outputs.values() if tensor.startswith("_")]
     read = [tensor for step in steps for tensor in step.inputs.values() if tensor.startswith("_")]
     assert sorted(written) == sorted(read)
+
+
+def test_a_sequence_is_refused_with_the_code_that_was_asked_for(pb_utils: ModuleType, make_request: Any) -> None:
+    request = make_request(QUERY=shaped([b"hi"], "STRING"), REQUEST_OUTPUT_LEN=shaped([4], "INT32"))
+    request.flags = lambda: 2
+    assert str(preprocess(request, ByteTokenizer()).error).startswith("`sequence_end` is not supported")
+    request.parameters = lambda: '{"peagle_error_codes": true}'
+    assert str(preprocess(request, ByteTokenizer()).error).startswith("INVALID_ARG: `sequence_end`")
+
+
+class MarkedTokenizer(ByteTokenizer):
+    """Puts a token before every text, as most models want it."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [1] * add_special_tokens + list(text.encode())
+
+
+def test_tokens_that_a_tokenizer_puts_before_a_text_are_part_of_the_prompt(
+    pb_utils: ModuleType, make_request: Any
+) -> None:
+    request = make_request(QUERY=shaped([b" hi\n"], "STRING"), REQUEST_OUTPUT_LEN=shaped([4], "INT32"))
+    assert preprocess(request, MarkedTokenizer()).arrays["INPUT_ID"].tolist() == [[1, *b" hi\n"]]

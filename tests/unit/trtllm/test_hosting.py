@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -70,12 +71,23 @@ class Request:
     def __init__(self, arrays: dict[str, Any], *, cancels_after: int = 1000) -> None:
         self.arrays, self.responses, self.is_done = arrays, list[Response](), threading.Event()
         self._cancels_after = cancels_after
+        self.beside: dict[str, object] = {}
+        self.limit, self.sequence = 0, 0
 
     def inputs(self) -> list[Tensor]:
         return [Tensor(name, array) for name, array in self.arrays.items()]
 
     def parameters(self) -> str:
-        return ""
+        return json.dumps(self.beside)
+
+    def timeout(self) -> int:
+        return self.limit
+
+    def correlation_id(self) -> int | str:
+        return self.sequence
+
+    def flags(self) -> int:
+        return 0
 
     def get_response_sender(self) -> Request:
         return self
@@ -197,6 +209,29 @@ def test_a_fault_is_answered(host: LlmApiHost, arrays: dict[str, Any], code: str
     found = error_of(host, **arrays)
     assert found[0] == code
     assert message in found[1]
+
+
+@pytest.mark.parametrize("kind", ["host", "door"])
+@pytest.mark.parametrize(
+    ("beside", "limit", "sequence", "name"),
+    [
+        ({"timeout": 5}, 0, 0, "timeout"),
+        ({}, 5, 0, "timeout"),
+        ({"priority": 2}, 0, 0, "priority"),
+        ({}, 0, 7, "sequence_id"),
+        ({"sequence_end": True}, 0, 0, "sequence_end"),
+        ({"temprature": 0.5}, 0, 0, "temprature"),
+    ],
+)
+def test_what_comes_beside_the_tensors_is_refused_by_name(
+    request: pytest.FixtureRequest, kind: str, beside: dict[str, object], limit: int, sequence: int, name: str
+) -> None:
+    asked = Request({"text_input": text("a b")[None], "max_tokens": np.array([[2]], np.int32)})
+    asked.beside, asked.limit, asked.sequence = beside | {"peagle_error_codes": True}, limit, sequence
+    request.getfixturevalue(kind).accept(asked)
+    asked.wait()
+    message = asked.responses[-1].error().message()
+    assert message.startswith(f"INVALID_ARG: `{name}` is n")
 
 
 def test_a_client_that_left_stops_the_answer(host: LlmApiHost) -> None:

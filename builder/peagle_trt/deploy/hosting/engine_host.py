@@ -21,14 +21,7 @@ from peagle_trt.deploy.hosting.serving_metrics import ServingMetrics
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.errors import RequestError
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import (
-    ERROR_CODES,
-    InvalidRequestError,
-    RequestFields,
-    read_deadline,
-    read_fields,
-    refuse_unknown_parameters,
-)
+from peagle_trt_repo.inputs import RequestFields, read_fields
 from peagle_trt_repo.members import STOP_PARAMETER, MemberSender, is_member_request, is_stoppable
 from peagle_trt_repo.python_backend import (
     InferenceRequest,
@@ -38,6 +31,8 @@ from peagle_trt_repo.python_backend import (
     send_error,
     send_final,
 )
+from peagle_trt_repo.request_parameters import ERROR_CODES, read_deadline, refuse_sequence, refuse_unknown_parameters
+from peagle_trt_repo.values import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +103,7 @@ class EngineHost:
         names_codes = bool(parameters.get(ERROR_CODES))
         try:
             refuse_unknown_parameters(parameters)
+            refuse_sequence(request.correlation_id(), request.flags())
             deadline = read_deadline(parameters, request.timeout())
             self._submit(name, read_fields(request_arrays(request)), sender, deadline, names_codes)
         except (InvalidRequestError, RequestError) as error:

@@ -6,11 +6,13 @@ from typing import cast
 
 from peagle_trt.decode.guidance import GuideCompiler, GuideKind, GuideSettings
 from peagle_trt.decode.guide import Guide
+from peagle_trt.decode.late_guide import LateGuide
 from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
-from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, GUIDE, InvalidRequestError, RequestFields
+from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, GUIDE, GUIDE_START, RequestFields
 from peagle_trt_repo.texts import encode_prompt
+from peagle_trt_repo.values import InvalidRequestError
 
 
 def make_generation_request(
@@ -42,7 +44,12 @@ def make_generation_request(
         encode_prompt(tokenizer, fields.prompt_text or "", applies_chat_template=fields.applies_chat_template)
     )
     biased = tuple(token_id for token_id, _ in fields.token_biases)
-    named = {"end_id": fields.end_ids or (), "stop_token_ids": fields.stop_token_ids, "logit_bias_ids": biased}
+    named = {
+        "end_id": fields.end_ids or (),
+        "stop_token_ids": fields.stop_token_ids,
+        "logit_bias_ids": biased,
+        GUIDE_START: fields.guide_start_ids,
+    }
     for name, ids in named.items():
         _check_ids(name, ids, manifest.target.vocab_size)
     return GenerationRequest(
@@ -57,7 +64,7 @@ def make_generation_request(
         priority=-fields.priority,
         deadline_seconds=deadline_seconds,
         num_top_log_probs=fields.num_top_log_probs,
-        guide=_guide(fields, guides),
+        guide=_guide(fields, guides, manifest.target.vocab_size),
     )
 
 
@@ -66,10 +73,11 @@ def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
         raise InvalidRequestError(f"`{name}` holds a token id outside 0..{vocab_size - 1}")
 
 
-def _guide(fields: RequestFields, guides: GuideCompiler) -> Guide | None:
+def _guide(fields: RequestFields, guides: GuideCompiler, vocab_size: int) -> Guide | None:
     if not fields.guide_type:
         return None
-    return guides.compile(GuideSettings(kind=cast(GuideKind, fields.guide_type), text=fields.guide), field=GUIDE)
+    guide = guides.compile(GuideSettings(kind=cast(GuideKind, fields.guide_type), text=fields.guide), field=GUIDE)
+    return LateGuide(guide, fields.guide_start_ids, vocab_size) if fields.guide_start_ids else guide
 
 
 def _draft_tokens(fields: RequestFields, default: DraftTokens) -> DraftTokens:

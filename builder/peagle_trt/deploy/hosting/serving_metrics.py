@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peagle_trt.decode.load import LoopLoad
-from peagle_trt.decode.loop import LoopStatistics
+from peagle_trt.decode.loop_statistics import LoopStatistics
 from peagle_trt.decode.request import GenerationChunk, RequestMetrics
 from peagle_trt.metrics.families import Labels
 

@@ -62,6 +62,12 @@ class Device:
         """Copy within the device, behind what the stream does already."""
         self._copy(address, source_address, size_bytes, self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice)
 
+    def move_rows(self, address: int, source_address: int, pitch_bytes: int, row_bytes: int, num_rows: int) -> None:
+        """Copy rows that lie `pitch_bytes` apart within the device, behind what the stream does already."""
+        kind = self._cuda.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        arguments = (address, pitch_bytes, source_address, pitch_bytes, row_bytes, num_rows, kind, self.stream)
+        self._call(self._cuda.cudaMemcpy2DAsync, *arguments)
+
     def wait(self) -> None:
         """Until the stream has done everything."""
         self._call(self._cuda.cudaStreamSynchronize, self.stream)

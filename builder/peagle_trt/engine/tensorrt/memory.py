@@ -178,6 +178,15 @@ class DeviceCaches:
             found[name] = found[f"{name}.out"] = self._addresses[name] + first_slot * port.slot_bytes
         return found
 
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """Copy the first rows of a slot over those of another, one copy a cache, behind what the stream does."""
+        for name, port in self._ports.items():
+            heads, capacity, width = port.shape
+            row_bytes = width * port.dtype.itemsize
+            source, target = (self._addresses[name] + slot * port.slot_bytes for slot in (source_slot, target_slot))
+            rows = min(num_rows, capacity)
+            self._device.move_rows(target, source, capacity * row_bytes, rows * row_bytes, heads)
+
     def close(self) -> None:
         """Give all of it back."""
         for address in self._addresses.values():

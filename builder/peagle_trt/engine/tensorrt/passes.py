@@ -179,6 +179,11 @@ class TensorRTPasses:
         self._device.wait()
         return DraftCandidates(token_ids=ids.copy(), probabilities=probabilities.copy())
 
+    def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
+        """Copy the first rows of a slot's caches, both models', over those of another."""
+        for caches in self._caches.values():
+            caches.copy_rows(source_slot, target_slot, num_rows)
+
     def read_hidden(self, hidden: DeviceHidden) -> NDArray[np.float32]:
         """A copy of hidden states in this process's memory."""
         found = self._fetch("hidden", hidden.address, hidden.block.dtype, hidden.shape)

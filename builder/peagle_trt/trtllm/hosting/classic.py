@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt_repo.inputs import InvalidRequestError, RequestFields, read_fields, refuse_unknown_parameters
+from peagle_trt_repo.inputs import RequestFields, read_fields
 from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.python_backend import (
     InferenceRequest,
@@ -20,7 +20,14 @@ from peagle_trt_repo.python_backend import (
     send_arrays,
     send_error,
 )
+from peagle_trt_repo.request_parameters import (
+    ERROR_CODES,
+    refuse_sequence,
+    refuse_unhonoured_schedule,
+    refuse_unknown_parameters,
+)
 from peagle_trt_repo.tensors import HARMLESS_VALUES
+from peagle_trt_repo.values import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +72,7 @@ class ClassicDoor:
     def accept(self, request: InferenceRequest) -> None:
         """Queue a request; returns at once."""
         arrays = {name: array.copy() for name, array in request_arrays(request).items()}
-        self._threads.submit(_answer, arrays, request_parameters(request), request.get_response_sender())
+        self._threads.submit(_answer, arrays, request, request.get_response_sender())
 
     def close(self) -> None:
         """Let answers that are on their way come to an end."""
@@ -104,18 +111,22 @@ def served_arrays(fields: RequestFields) -> dict[str, NDArray[np.generic]]:
     return arrays
 
 
-def _answer(arrays: Mapping[str, NDArray[np.generic]], parameters: dict[str, object], sender: ResponseSender) -> None:
+def _answer(arrays: Mapping[str, NDArray[np.generic]], request: InferenceRequest, sender: ResponseSender) -> None:
+    parameters = request_parameters(request)
+    names_code = bool(parameters.get(ERROR_CODES))
     try:
         refuse_unknown_parameters(parameters)
+        refuse_sequence(request.correlation_id(), request.flags())
+        refuse_unhonoured_schedule(parameters, request.timeout())
         refuse_unhonoured(arrays)
         fields = read_fields(arrays)
         _pass_on(fields, _ask(served_arrays(fields)), sender)
     except InvalidRequestError as error:
-        send_error(sender, "INVALID_ARG", str(error))
+        send_error(sender, "INVALID_ARG", str(error), names_code=names_code)
     except Exception as error:
         # The server would wait for this answer for ever.
         logger.exception("a request failed")
-        send_error(sender, "INTERNAL", str(error))
+        send_error(sender, "INTERNAL", str(error), names_code=names_code)
 
 
 def _pass_on(fields: RequestFields, answers: Iterator[dict[str, Any]], sender: ResponseSender) -> None:

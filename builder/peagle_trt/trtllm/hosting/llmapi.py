@@ -12,8 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.trtllm.hosting.settings import forget_launcher, read_llm_settings
-from peagle_trt_repo.inputs import InvalidRequestError
-from peagle_trt_repo.python_backend import InferenceRequest, ResponseSender, request_arrays, send_arrays, send_error
+from peagle_trt_repo.llmapi_tensors import LLMAPI_INPUTS, LLMAPI_NAMES
+from peagle_trt_repo.python_backend import (
+    InferenceRequest,
+    ResponseSender,
+    request_arrays,
+    request_parameters,
+    send_arrays,
+    send_error,
+)
+from peagle_trt_repo.request_parameters import (
+    ERROR_CODES,
+    refuse_sequence,
+    refuse_unhonoured_schedule,
+    refuse_unknown_parameters,
+)
+from peagle_trt_repo.values import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -59,24 +73,29 @@ class LlmApiHost:
     def accept(self, request: InferenceRequest) -> None:
         """Queue a request; returns at once."""
         arrays = {name: array.copy() for name, array in request_arrays(request).items()}
-        self._threads.submit(self._answer, arrays, request.get_response_sender())
+        self._threads.submit(self._answer, arrays, request, request.get_response_sender())
 
     def close(self) -> None:
         """Let what runs come to an end, and stop TensorRT-LLM."""
         self._threads.shutdown()
         self._llm.shutdown()
 
-    def _answer(self, arrays: Arrays, sender: ResponseSender) -> None:
+    def _answer(self, arrays: Arrays, request: InferenceRequest, sender: ResponseSender) -> None:
+        parameters = request_parameters(request)
+        names_code = bool(parameters.get(ERROR_CODES))
         try:
+            refuse_unknown_parameters(parameters, inputs=LLMAPI_INPUTS, other_names=LLMAPI_NAMES, no_counterparts={})
+            refuse_sequence(request.correlation_id(), request.flags())
+            refuse_unhonoured_schedule(parameters, request.timeout())
             prompt, settings = read_prompt(arrays), read_sampling(arrays)
             is_streaming = bool(_value(arrays, "streaming", default=False))
             self._generate(prompt, settings, sender, arrays, is_streaming=is_streaming)
         except InvalidRequestError as error:
-            send_error(sender, "INVALID_ARG", str(error))
+            send_error(sender, "INVALID_ARG", str(error), names_code=names_code)
         except Exception as error:
             # The server would wait for this answer for ever.
             logger.exception("a request failed")
-            send_error(sender, "INTERNAL", str(error))
+            send_error(sender, "INTERNAL", str(error), names_code=names_code)
 
     def _generate(
         self, prompt: str, settings: dict[str, object], sender: ResponseSender, arrays: Arrays, *, is_streaming: bool

@@ -1,0 +1,181 @@
+"""The `peagle` model without a server: clients, an engine thread that does as a test tells it, and what joins them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics
+from peagle_trt.decode.text import TextTokenizer
+from peagle_trt.deploy.hosting.engine_host import EngineHost
+from peagle_trt.deploy.hosting.serving_metrics import ServingMetrics
+from peagle_trt.deploy.hosting.settings import HostSettings
+from peagle_trt.spec import EngineManifest
+from peagle_trt_repo.outputs import shaped
+
+from ..conftest import TEMPLATE, Published, byte_tokenizer
+
+FINAL = 1
+METRICS = RequestMetrics(
+    num_prompt_tokens=2,
+    num_output_tokens=6,
+    num_verify_steps=2,
+    num_draft_tokens=10,
+    num_accepted_tokens=4,
+    accepted_by_position=(2, 2, 0, 0, 0),
+    num_drafter_passes=2,
+    time_to_first_token_seconds=0.1,
+    total_seconds=0.2,
+)
+
+
+class Response:
+    def __init__(self, output_tensors: list[Any], error: Any = None) -> None:
+        self.arrays = {tensor.name: tensor.array for tensor in output_tensors}
+        self.error = error
+
+
+class Tensor:
+    def __init__(self, name: str, array: NDArray[np.generic]) -> None:
+        self.name, self.array = name, array
+
+
+class TritonError(Exception):
+    INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = "invalid", "unavailable", "internal", "cancelled"
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Sender:
+    """A client."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[Response, int]] = []
+        self.has_left = False
+        self.is_done = threading.Event()
+
+    def send(self, response: Any = None, flags: int = 0) -> None:
+        self.sent.append((response, flags))
+        if flags == FINAL:
+            self.is_done.set()
+
+    def is_cancelled(self) -> bool:
+        return self.has_left
+
+
+class Request:
+    """One request of a client."""
+
+    def __init__(self, **arrays: NDArray[np.generic]) -> None:
+        self.sender = Sender()
+        self._arrays = arrays
+
+    def parameters(self) -> str:
+        return ""
+
+    def timeout(self) -> int:
+        return 0
+
+    def correlation_id(self) -> int | str:
+        return 0
+
+    def flags(self) -> int:
+        return 0
+
+    def request_id(self) -> str:
+        return "mine"
+
+    def inputs(self) -> list[Any]:
+        class Input:
+            def __init__(self, name: str, array: NDArray[np.generic]) -> None:
+                self.name = lambda: name
+                self.as_numpy = lambda: array
+
+        return [Input(name, array) for name, array in self._arrays.items()]
+
+    def get_response_sender(self) -> Sender:
+        return self.sender
+
+
+class Driver:
+    """An engine thread that does what the test tells it to."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, tuple[GenerationRequest, Callable[[GenerationChunk], None]]] = {}
+        self.cancelled: list[str] = []
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def submit(self, request: GenerationRequest, on_chunk: Callable[[GenerationChunk], None]) -> None:
+        self.requests[request.request_id] = (request, on_chunk)
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    @property
+    def last(self) -> GenerationRequest:
+        return list(self.requests.values())[-1][0]
+
+    def emit(self, text: str, **fields: Any) -> None:
+        self.emit_to(list(self.requests)[-1], text, **fields)
+
+    def emit_to(self, request_id: str, text: str, **fields: Any) -> None:
+        request, on_chunk = self.requests[request_id]
+        ids = tuple(byte_tokenizer().encode(text).ids)
+        on_chunk(GenerationChunk(request_id=request.request_id, token_ids=ids, text=text, **fields))
+
+
+@pytest.fixture(autouse=True)
+def pb_utils(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("triton_python_backend_utils")
+    module.Tensor = Tensor  # type: ignore[attr-defined]
+    module.InferenceResponse = Response  # type: ignore[attr-defined]
+    module.TritonError = TritonError  # type: ignore[attr-defined]
+    module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def host(driver: Driver, manifest: EngineManifest) -> Iterator[EngineHost]:
+    settings = HostSettings(max_pending_requests=2, cancellation_check_period_ms=1)
+    tokenizer = TextTokenizer(byte_tokenizer(), TEMPLATE)
+    host = EngineHost(driver, manifest, tokenizer, settings=settings, counters=ServingMetrics(None, Published()))
+    yield host
+    host.close()
+
+
+def ask(host: EngineHost, **extra: NDArray[np.generic]) -> Sender:
+    """One request for `hi`."""
+    sent = {"text_input": shaped([b"hi"], "STRING"), "max_tokens": shaped([6], "INT32")} | extra
+    request = Request(**sent)
+    host.accept(request)
+    return request.sender
+
+
+def wait(sender: Sender) -> list[tuple[Response, int]]:
+    """What a client got once its answer ended."""
+    assert sender.is_done.wait(5)
+    return sender.sent
+
+
+def texts(sent: list[tuple[Response, int]]) -> list[str]:
+    return [response.arrays["text_output"].item().decode() for response, _ in sent]
+
+
+STREAM = {"stream": shaped([True], "BOOL")}
