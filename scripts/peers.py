@@ -49,7 +49,7 @@ PEERS = {
         note="the CPU build, eager, float32; the same head",
     ),
     "llama.cpp": Peer(
-        # Compiles for minutes; wheels that hold the library want a newer glibc than Debian 12 has.
+        # Compiles for minutes; llama-cpp-py-sync, a wheel, wants a newer glibc than Debian 12 has.
         requirements=("llama-cpp-python==0.3.36",),
         methods=("plain", "prompt-lookup"),
         batching=("plain", "prompt-lookup"),
