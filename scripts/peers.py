@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+OURS = "peagle-trt"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
@@ -17,21 +19,24 @@ class Peer:
         removed: What is taken out again: packages that it brings along and that break it here.
         prepare: Words behind its python that turn `{target}` into `{output}`; empty where it reads the checkpoint.
         methods: Ways to decode that are compared: "plain", "p-eagle", "prompt-lookup" (drafts copied from the text).
+        batching: Those of them that answer several prompts together.
         note: What a reader of the table must know.
     """
 
     requirements: tuple[str, ...]
     methods: tuple[str, ...]
+    batching: tuple[str, ...]
     removed: tuple[str, ...] = ()
     prepare: tuple[str, ...] = ()
     note: str = ""
 
 
 PEERS = {
-    "peagle-trt": Peer(requirements=(), methods=("plain", "p-eagle")),
+    OURS: Peer(requirements=(), methods=("plain", "p-eagle"), batching=("plain", "p-eagle", "eagle3"), note="float32"),
     "transformers": Peer(
         requirements=("torch==2.13.0", "transformers>=5.14", "accelerate"),
         methods=("plain", "prompt-lookup"),
+        batching=("plain",),
         note="eager PyTorch in float32; no EAGLE",
     ),
     "vllm": Peer(
@@ -40,13 +45,16 @@ PEERS = {
         # Builds for CUDA, which break the import of transformers' models.
         removed=("torchvision", "torchaudio", "torchcodec"),
         methods=("plain", "p-eagle"),
+        batching=("plain", "p-eagle"),
         note="the CPU build, eager, float32; the same head",
     ),
     "llama.cpp": Peer(
-        # Compiles for some twenty minutes of CPU time.
+        # Compiles for minutes; llama-cpp-py-sync, a wheel, wants a newer glibc than Debian 12 has.
         requirements=("llama-cpp-python==0.3.36",),
         methods=("plain", "prompt-lookup"),
-        note="reads the file of --gguf, in whatever format that is; no P-EAGLE",
+        batching=("plain", "prompt-lookup"),
+        note="weights and cache in float32, or the file of --gguf; lookup by this script over its C interface; "
+        "no P-EAGLE",
     ),
     "openvino": Peer(
         requirements=(
@@ -61,7 +69,8 @@ PEERS = {
             *("--task", "text-generation-with-past", "--weight-format", "fp32", "{output}"),
         ),
         methods=("plain", "prompt-lookup"),
-        note="float32; no P-EAGLE",
+        batching=("plain", "prompt-lookup"),
+        note="weights and cache in float32; no P-EAGLE",
     ),
     "onnxruntime-genai": Peer(
         requirements=("onnxruntime-genai==0.18.0", "onnx>=1.19", "onnx-ir", "torch==2.13.0", "transformers>=5.14"),
@@ -70,6 +79,7 @@ PEERS = {
             *("-p", "fp32", "-e", "cpu"),
         ),
         methods=("plain",),
+        batching=("plain",),
         note="float32; no EAGLE",
     ),
 }

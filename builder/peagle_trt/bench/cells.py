@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -62,7 +63,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         seconds: What it took.
         cpu_seconds: CPU time of this process, or None where others did the work.
         energy_joules: Energy by meter, such as "package-0"; empty where none can be read.
-        answers: In the order of the prompts.
+        answers: In the order of the prompts; those that came as a whole.
+        failures: How many requests failed, by reason.
     """
 
     prompts: str
@@ -72,6 +74,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cpu_seconds: float | None
     energy_joules: dict[str, float]
     answers: tuple[CellAnswer, ...]
+    failures: dict[str, int] = {}
 
     @property
     def num_tokens(self) -> int:
@@ -95,4 +98,10 @@ def keep_answers(answers: Sequence[ClientAnswer]) -> tuple[CellAnswer, ...]:
             digest=hashlib.sha256(repr(answer.token_ids).encode()).hexdigest()[:16],
         )
         for answer in answers
+        if answer.failure is None
     )
+
+
+def count_failures(answers: Sequence[ClientAnswer]) -> dict[str, int]:
+    """Requests without a whole answer, by reason."""
+    return dict(Counter(answer.failure for answer in answers if answer.failure is not None))

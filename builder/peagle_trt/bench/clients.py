@@ -34,6 +34,7 @@ class ClientAnswer:
         piece_seconds: When each piece of the answer came, since submission.
         piece_tokens: Tokens of each piece; empty where pieces are texts.
         are_pieces_steps: Each piece is just what one step yielded.
+        failure: Why there is no whole answer, and the other fields say nothing; None where there is one.
     """
 
     token_ids: tuple[int, ...]
@@ -45,6 +46,19 @@ class ClientAnswer:
     piece_seconds: tuple[float, ...] = ()
     piece_tokens: tuple[int, ...] = ()
     are_pieces_steps: bool = False
+    failure: str | None = None
+
+
+def failed_answer(reason: str) -> ClientAnswer:
+    """What stands in the place of an answer that never came as a whole."""
+    return ClientAnswer(
+        token_ids=(),
+        num_output_tokens=0,
+        num_verify_steps=0,
+        accepted_by_position=(),
+        time_to_first_token_seconds=0.0,
+        failure=reason,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +86,11 @@ class Client(Protocol):
     """Whether the work is done by this process, so that its CPU time says what it took."""
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
-        """Answer all, `method.concurrency` at a time; in the order of the prompts."""
+        """Answer all, `method.concurrency` at a time; in the order of the prompts.
+
+        Raises:
+            PeagleError: No more can be expected of what answers.
+        """
         ...
 
 

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from peagle_trt.bench.cells import Cell, Method, keep_answers
+from peagle_trt.bench.cells import Cell, Method, count_failures, keep_answers
 from peagle_trt.bench.clients import Client
 from peagle_trt.bench.energy import Meter, joules_between, read_all
 from peagle_trt.bench.prompt_sets import PromptSet
 from peagle_trt.bench.summary import Result, summarise
+from peagle_trt.errors import PeagleError
 
 __all__ = ["Method", "Result", "Schedule", "measure", "run_rounds", "summarise"]
 
@@ -110,8 +111,9 @@ def run_rounds(
         # Who goes first changes: what one leaves in the caches must not always fall to the same other.
         turn = number % len(schedule.methods)
         order = schedule.methods[turn:] + schedule.methods[:turn]
-        yield [_measure_cell(client, schedule, prompt_set.name, number, prompts, method, meters) for method in order]
-        report(f"round {index} of {total}")
+        cells = [_measure_cell(client, schedule, prompt_set.name, number, prompts, method, meters) for method in order]
+        yield cells
+        report(f"round {index} of {total}{_failed(cells)}")
 
 
 def _warm_up(client: Client, schedule: Schedule) -> None:
@@ -120,7 +122,15 @@ def _warm_up(client: Client, schedule: Schedule) -> None:
     if not prompts:
         return
     for each in {method.name: method for method in reversed(schedule.methods)}.values():
-        client.answer(prompts, each, min(schedule.max_tokens, WARM_UP_TOKENS))
+        for answer in client.answer(prompts, each, min(schedule.max_tokens, WARM_UP_TOKENS)):
+            if answer.failure is not None:
+                raise PeagleError(f"a request before the measurement failed: {answer.failure}")
+
+
+def _failed(cells: Sequence[Cell]) -> str:
+    reasons = {reason: None for cell in cells for reason in cell.failures}
+    count = sum(sum(cell.failures.values()) for cell in cells)
+    return f"; {count} requests failed: {'; '.join(reasons)}" if count else ""
 
 
 def _measure_cell(
@@ -143,4 +153,5 @@ def _measure_cell(
         cpu_seconds=cpu_seconds if client.is_local else None,
         energy_joules=joules_between(meters, before, read_all(meters)),
         answers=keep_answers(answers),
+        failures=count_failures(answers),
     )

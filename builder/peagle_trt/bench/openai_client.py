@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 
 from peagle_trt.bench.clients import GREEDY, ClientAnswer, Sampling
-from peagle_trt.bench.served import OPENAI_PATH, ServedModel, answer_together
-from peagle_trt.deploy.client import json_object
+from peagle_trt.bench.patience import Patience
+from peagle_trt.bench.served import OPENAI_PATH, ServedModel
+from peagle_trt.deploy.client import TimeLimit, json_object
 from peagle_trt.errors import PeagleError, RequestError
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
 if TYPE_CHECKING:
     from peagle_trt.bench.cells import Method
 
-REQUEST_TIMEOUT_SECONDS = 600.0
+END = b"[DONE]"
+"""What the last line of a stream says; one that ends without it was broken off."""
 OWN_NAME = "peagle-trt"
 """What our door calls itself in `owned_by`; other servers know no `draft_tokens`."""
 
@@ -73,6 +75,7 @@ class OpenAiClient:
         ends: Stop at the model's end tokens; otherwise `ignore_eos` is sent, which vLLM and our door know.
         sampling: How tokens are chosen.
         api_key: Sent as the bearer's token.
+        patience: Longest time for a request, and how many may fail.
 
     Raises:
         PeagleError: No server answers.
@@ -87,9 +90,11 @@ class OpenAiClient:
         *,
         is_chat: bool,
         ends: bool,
+        patience: Patience,
         sampling: Sampling = GREEDY,
         api_key: str | None = None,
     ) -> None:
+        self._patience = patience
         self._address = (host, port)
         self._is_chat = is_chat
         self._settings: dict[str, object] = {} if ends else {"ignore_eos": True}
@@ -105,7 +110,7 @@ class OpenAiClient:
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`."""
-        return answer_together(
+        return self._patience.answer_together(
             lambda index, prompt: self._ask(index, prompt, method, max_tokens), prompts, method.concurrency
         )
 
@@ -157,25 +162,37 @@ class OpenAiClient:
 
     def _stream(self, body: dict[str, object]) -> Iterator[_Event]:
         path = f"{OPENAI_PATH}/chat/completions" if self._is_chat else f"{OPENAI_PATH}/completions"
-        connection = self._connect()
+        connection, limit = self._connect(), TimeLimit(self._patience.timeout_seconds)
         try:
-            response = _sent(connection, "POST", path, json.dumps(body), self._headers)
+            response = _sent(connection, "POST", path, json.dumps(body), self._headers, limit)
             if response.status != http.client.OK:
                 _document(response)
             for line in response:
-                if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                if line.startswith(b"data:") and line[5:].strip() == END:
+                    return
+                if line.startswith(b"data:"):
                     yield _shaped(_checked(json_object(line[5:], response.status), response.status), _Event)
+            raise PeagleError("the server broke an answer off before its end")
         finally:
+            limit.lift()
             connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(*self._address, timeout=REQUEST_TIMEOUT_SECONDS)
+        return http.client.HTTPConnection(*self._address, timeout=self._patience.timeout_seconds)
 
 
 def _sent(
-    connection: http.client.HTTPConnection, verb: str, path: str, body: str | None, headers: dict[str, str]
+    connection: http.client.HTTPConnection,
+    verb: str,
+    path: str,
+    body: str | None,
+    headers: dict[str, str],
+    limit: TimeLimit | None = None,
 ) -> http.client.HTTPResponse:
     try:
+        connection.connect()
+        if limit is not None:
+            limit.set_on(connection.sock)
         connection.request(verb, path, body, headers)
         return connection.getresponse()
     except (OSError, http.client.HTTPException) as error:

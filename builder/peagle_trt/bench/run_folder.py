@@ -29,7 +29,8 @@ class RunFolder:
     def __init__(self, path: Path, *, cells_a_round: int) -> None:
         self.path = path
         self.cells = _whole_rounds(_read_cells(path / CELLS_NAME), cells_a_round)
-        # A round that was interrupted is measured again as a whole: its ratios are of methods that took turns.
+        # A round that was interrupted, or in which a request failed, is measured again as a whole: its ratios are of
+        # methods that took turns.
         write_text(path / CELLS_NAME, "".join(map(_line, self.cells)))
 
     @property
@@ -117,7 +118,12 @@ def _whole_rounds(cells: list[Cell], cells_a_round: int) -> list[Cell]:
 
 
 def _is_whole(cells: list[Cell], cells_a_round: int) -> bool:
-    """Whether every method answered the same prompts once; of a damaged file that is not certain."""
+    """Whether every method answered the same prompts once.
+
+    Of a damaged file that is not certain. Where a request failed it may be another server that is asked now.
+    """
+    if any(cell.failures for cell in cells):
+        return False
     counts = {len(cell.answers) for cell in cells}
     has_all_methods = len(cells) == cells_a_round == len({cell.method for cell in cells})
     return has_all_methods and len(counts) == 1 and 0 not in counts and all(cell.seconds > 0 for cell in cells)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from peagle_trt.bench.clients import GREEDY, ClientAnswer, Sampling
+from peagle_trt.bench.patience import REQUEST_TIMEOUT_SECONDS, Patience
 from peagle_trt.errors import PeagleError, UsageError
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
@@ -54,7 +53,13 @@ class ServedClient(Protocol):
 
 
 def open_served(
-    url: str, *, is_chat: bool, ends: bool, sampling: Sampling = GREEDY, api_key: str | None = None
+    url: str,
+    *,
+    is_chat: bool,
+    ends: bool,
+    sampling: Sampling = GREEDY,
+    api_key: str | None = None,
+    timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
 ) -> ServedClient:
     """The client that a URL asks for.
 
@@ -64,25 +69,29 @@ def open_served(
         ends: Stop at the model's end tokens.
         sampling: How tokens are chosen.
         api_key: For an OpenAI door.
+        timeout_seconds: Longest time for one request.
 
     Raises:
         UsageError: The URL is not one of these.
         PeagleError: No server answers there.
     """
     parts, host, port = _parse(url)
+    patience = Patience(timeout_seconds)
     if parts.scheme == "grpc" and parts.path in ("", "/"):
         # Triton's library wants the colons of an address in brackets.
         host = f"[{host}]" if ":" in host else host
-        return TritonGrpcClient(host, port, is_chat=is_chat, ends=ends, sampling=sampling)
+        return TritonGrpcClient(host, port, is_chat=is_chat, ends=ends, sampling=sampling, patience=patience)
     if parts.scheme not in ("", "http"):
         raise UsageError(f"`{url}`: expected http:// or grpc://", hint="put TLS in front of neither for a measurement")
     if _is_openai(parts):
         from peagle_trt.bench.openai_client import OpenAiClient
 
-        return OpenAiClient(host, port, is_chat=is_chat, ends=ends, sampling=sampling, api_key=api_key)
+        return OpenAiClient(
+            host, port, is_chat=is_chat, ends=ends, sampling=sampling, api_key=api_key, patience=patience
+        )
     if parts.path not in ("", "/"):
         raise UsageError(f"`{url}` has a path", hint=f"`http://HOST:PORT` for Triton, with {OPENAI_PATH} for OpenAI")
-    return TritonClient(host, port, is_chat=is_chat, ends=ends, sampling=sampling)
+    return TritonClient(host, port, is_chat=is_chat, ends=ends, sampling=sampling, patience=patience)
 
 
 def _parse(url: str) -> tuple[SplitResult, str, int]:
@@ -113,14 +122,18 @@ class TritonClient:
         is_chat: Let the server apply the chat template.
         ends: Stop at the model's end tokens.
         sampling: How tokens are chosen.
+        patience: Longest time for a request, and how many may fail.
     """
 
     is_local = False
 
-    def __init__(self, host: str, port: int, *, is_chat: bool, ends: bool, sampling: Sampling = GREEDY) -> None:
+    def __init__(
+        self, host: str, port: int, *, is_chat: bool, ends: bool, sampling: Sampling, patience: Patience
+    ) -> None:
         from peagle_trt.deploy.client import HttpClient
 
-        self._client = HttpClient(port, host=host)
+        self._client = HttpClient(port, host=host, limit_seconds=patience.timeout_seconds)
+        self._patience = patience
         self._settings = _settings(is_chat=is_chat, ends=ends)
         self._sampling = sampling
         self.served = _served_model(self._client.model_config())
@@ -128,7 +141,7 @@ class TritonClient:
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`."""
-        return answer_together(
+        return self._patience.answer_together(
             lambda index, prompt: self._ask(index, prompt, method, max_tokens), prompts, method.concurrency
         )
 
@@ -143,9 +156,12 @@ class TritonGrpcClient:
 
     is_local = False
 
-    def __init__(self, host: str, port: int, *, is_chat: bool, ends: bool, sampling: Sampling = GREEDY) -> None:
+    def __init__(
+        self, host: str, port: int, *, is_chat: bool, ends: bool, sampling: Sampling, patience: Patience
+    ) -> None:
         from peagle_trt.deploy.client import grpc_model_config
 
+        self._patience = patience
         self._host = host
         self._port = port
         self._settings = _settings(is_chat=is_chat, ends=ends)
@@ -155,7 +171,7 @@ class TritonGrpcClient:
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`."""
-        return answer_together(
+        return self._patience.answer_together(
             lambda index, prompt: self._ask(index, prompt, method, max_tokens), prompts, method.concurrency
         )
 
@@ -163,26 +179,9 @@ class TritonGrpcClient:
         from peagle_trt.deploy.client import GrpcStream
 
         payload = _payload(index, prompt, method, max_tokens, self._sampling) | self._settings | {"stream": True}
-        started = time.perf_counter()
-        with GrpcStream(self._port, payload, host=self._host) as stream:
+        started, limit = time.perf_counter(), self._patience.timeout_seconds
+        with GrpcStream(self._port, payload, host=self._host, limit_seconds=limit) as stream:
             return collect(stream, started)
-
-
-class _Ask(Protocol):
-    def __call__(self, index: int, prompt: str, /) -> ClientAnswer: ...
-
-
-def answer_together(ask: _Ask, prompts: Sequence[str], concurrency: int) -> list[ClientAnswer]:
-    """Ask for every prompt, so many at a time, a thread each.
-
-    Raises:
-        PeagleError: The server went away.
-    """
-    try:
-        with ThreadPoolExecutor(concurrency) as pool:
-            return list(pool.map(ask, range(len(prompts)), prompts))
-    except (OSError, http.client.HTTPException) as error:
-        raise PeagleError(f"the server broke an answer off: {type(error).__name__}: {error}") from error
 
 
 def collect(pieces: Iterable[Mapping[str, Any]], started: float) -> ClientAnswer:

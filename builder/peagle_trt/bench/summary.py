@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,16 +37,17 @@ class Result:
     Attributes:
         prompts: Set of prompts.
         method: The method.
-        tokens_per_second: Answer tokens of all requests over the time it took.
+        tokens_per_second: Answer tokens of all requests over the time it took; what failed adds none.
         tokens_per_second_per_user: Median over requests: tokens after the first over the time since the first.
         tokens_per_cpu_second: Answer tokens over CPU time of this process; None where others did the work.
         acceptance_length: Tokens a verify step yields, bonus counted, over all requests; None where nothing tells.
         acceptance_by_position: Share of verify steps whose draft at position 0..K-1 was accepted.
         acceptance_by_context: What steps yield by the tokens present; empty where pieces are no steps.
-        time_to_first_token_ms: Median over requests.
+        time_to_first_token_ms: Median over requests; None where all failed.
         first_token_ms: Percentiles of the same.
         inter_token_ms: Time between two pieces of an answer; a piece holds what a step accepted.
-        speedup: Over the baseline of the same concurrency; median over rounds of the ratio within a round.
+        speedup: Over the baseline of the same concurrency; median over rounds of the ratio within a round. Rounds in
+            which a request of either failed have no ratio: both did not do the same.
         speedup_low: Smallest of these ratios' middle half.
         speedup_high: Largest of these ratios' middle half.
         speedup_interval: 95 % interval of the median, by bootstrap over rounds; None of fewer than five rounds.
@@ -53,6 +55,8 @@ class Result:
         speedup_cpu_interval: Its interval.
         num_rounds: Rounds measured.
         num_output_tokens: Answer tokens measured.
+        num_failed: Requests without a whole answer.
+        failures: How many of them for which reason.
         energy_joules_per_token: By meter; empty where none can be read.
         is_equal_to_baseline: Share of requests whose answer is the baseline's, token for token; greedy only.
     """
@@ -65,7 +69,7 @@ class Result:
     acceptance_length: float | None
     acceptance_by_position: tuple[float, ...]
     acceptance_by_context: tuple[ContextShare, ...]
-    time_to_first_token_ms: float
+    time_to_first_token_ms: float | None
     first_token_ms: Percentiles | None
     inter_token_ms: Percentiles | None
     speedup: float | None
@@ -76,6 +80,8 @@ class Result:
     speedup_cpu_interval: tuple[float, float] | None
     num_rounds: int
     num_output_tokens: int
+    num_failed: int
+    failures: dict[str, int]
     energy_joules_per_token: dict[str, float]
     is_equal_to_baseline: float | None
 
@@ -120,12 +126,15 @@ def _summarise(prompts: str, method: Method, cells: list[Cell], baseline: list[C
     answers = [answer for cell in cells for answer in cell.answers]
     num_tokens = sum(cell.num_tokens for cell in cells)
     length, by_position = _acceptance(method, answers)
-    ratios = _ratios([_rate(cell, cell.seconds) for cell in cells], baseline, in_cpu_time=False)
-    cpu_ratios = _ratios([_rate(cell, cell.cpu_seconds) for cell in cells], baseline, in_cpu_time=True)
+    pairs = _comparable(cells, baseline)
+    ratios, cpu_ratios = _ratios(pairs, in_cpu_time=False), _ratios(pairs, in_cpu_time=True)
     middle_half = quartiles(ratios) or (None, None)
     firsts = [answer.first_token_seconds for answer in answers]
     users = [rate for answer in answers if (rate := _user_rate(answer)) is not None]
     cpu_seconds = [cell.cpu_seconds for cell in cells if cell.cpu_seconds is not None]
+    failures: Counter[str] = Counter()
+    for cell in cells:
+        failures.update(cell.failures)
     return Result(
         prompts=prompts,
         method=method,
@@ -135,7 +144,7 @@ def _summarise(prompts: str, method: Method, cells: list[Cell], baseline: list[C
         acceptance_length=length,
         acceptance_by_position=by_position,
         acceptance_by_context=_by_context(answers) if method.draft_tokens else (),
-        time_to_first_token_ms=1e3 * statistics.median(firsts),
+        time_to_first_token_ms=1e3 * statistics.median(firsts) if firsts else None,
         first_token_ms=percentiles_ms(firsts),
         inter_token_ms=percentiles_ms([gap for answer in answers for gap in _gaps(answer)]),
         speedup=statistics.median(ratios) if ratios else None,
@@ -146,8 +155,10 @@ def _summarise(prompts: str, method: Method, cells: list[Cell], baseline: list[C
         speedup_cpu_interval=median_interval(cpu_ratios),
         num_rounds=len(cells),
         num_output_tokens=num_tokens,
+        num_failed=failures.total(),
+        failures=dict(failures),
         energy_joules_per_token=_energy(cells, num_tokens),
-        is_equal_to_baseline=_share_equal(cells, baseline) if ratios and is_greedy else None,
+        is_equal_to_baseline=_share_equal(pairs) if ratios and is_greedy else None,
     )
 
 
@@ -205,12 +216,17 @@ def _rate(cell: Cell, seconds: float | None) -> float | None:
     return cell.num_tokens / seconds if seconds else None
 
 
-def _ratios(rates: Sequence[float | None], baseline: list[Cell] | None, *, in_cpu_time: bool) -> list[float]:
-    """Tokens a second over the baseline's, round by round."""
+def _comparable(cells: Sequence[Cell], baseline: Sequence[Cell] | None) -> list[tuple[Cell, Cell]]:
+    """Rounds in which both answered everything."""
     if baseline is None:
         return []
-    bases = [_rate(cell, cell.cpu_seconds if in_cpu_time else cell.seconds) for cell in baseline]
-    return [rate / base for rate, base in zip(rates, bases, strict=True) if rate is not None and base]
+    return [pair for pair in zip(cells, baseline, strict=True) if not pair[0].failures and not pair[1].failures]
+
+
+def _ratios(pairs: Sequence[tuple[Cell, Cell]], *, in_cpu_time: bool) -> list[float]:
+    """Tokens a second over the baseline's, round by round."""
+    rates = [[_rate(cell, cell.cpu_seconds if in_cpu_time else cell.seconds) for cell in pair] for pair in pairs]
+    return [rate / base for rate, base in rates if rate is not None and base]
 
 
 def _energy(cells: Sequence[Cell], num_tokens: int) -> dict[str, float]:
@@ -219,12 +235,6 @@ def _energy(cells: Sequence[Cell], num_tokens: int) -> dict[str, float]:
     return {name: sum(cell.energy_joules[name] for cell in cells) / max(1, num_tokens) for name in meters}
 
 
-def _share_equal(cells: Sequence[Cell], baseline: Sequence[Cell] | None) -> float | None:
-    if baseline is None:
-        return None
-    pairs = [
-        pair
-        for cell, other in zip(cells, baseline, strict=True)
-        for pair in zip(cell.answers, other.answers, strict=True)
-    ]
+def _share_equal(rounds: Sequence[tuple[Cell, Cell]]) -> float:
+    pairs = [pair for cell, other in rounds for pair in zip(cell.answers, other.answers, strict=True)]
     return sum(answer.digest == other.digest for answer, other in pairs) / len(pairs)

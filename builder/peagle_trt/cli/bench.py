@@ -10,6 +10,7 @@ from peagle_trt.bench.baseline import open_baseline
 from peagle_trt.bench.cells import Method
 from peagle_trt.bench.clients import Client, InProcessClient
 from peagle_trt.bench.measure import Schedule
+from peagle_trt.bench.patience import REQUEST_TIMEOUT_SECONDS
 from peagle_trt.bench.prompt_sets import SHIPPED
 from peagle_trt.bench.served import ServedClient, open_served
 from peagle_trt.build_folder import MANIFEST_NAME
@@ -124,6 +125,8 @@ def command(
         raise UsageError("--problems belongs to --against", hint="name a reference build")
     prompt_sets = measuring.read_sets(prompts, num_prompts)
     _check_sides(build_path, url, baseline, baseline_path)
+    if url is None and measuring.timeout_seconds is not None:
+        raise UsageError("--timeout is of requests to a server", hint="leave it out, or give a --url")
     client: Client
     if url is not None:
         # The server does not tell whether its model has a template; it refuses if there is none.
@@ -133,6 +136,7 @@ def command(
             ends=not ignore_eos,
             sampling=measuring.sampling,
             api_key=measuring.api_key,
+            timeout_seconds=measuring.timeout_seconds or REQUEST_TIMEOUT_SECONDS,
         )
         own = _served_method(client, method, draft_tokens, output)
     else:
@@ -178,6 +182,7 @@ def command(
         "baseline_build": baseline_path,
         "baseline_manifest_sha256": sha256_of(baseline_path / MANIFEST_NAME) if baseline_path else None,
         "threads": num_threads,
+        "timeout_seconds": measuring.timeout_seconds,
     }
     document, results = measure_into(
         client, schedule, measuring, settings, baseline=baseline, method=method, report=output.progress

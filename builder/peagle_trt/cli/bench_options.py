@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from peagle_trt.bench.clients import Sampling
+from peagle_trt.bench.patience import REQUEST_TIMEOUT_SECONDS
 from peagle_trt.bench.prompt_sets import PromptSet, read_prompts
 from peagle_trt.cli.options import FILE, FOLDER
 from peagle_trt.errors import UsageError
@@ -60,6 +61,12 @@ _OPTIONS = (
         metavar="RUN",
         help="Keep every measured cell in this folder; the same call again goes on where an earlier one stopped.",
     ),
+    click.option(
+        "--timeout",
+        "timeout_seconds",
+        type=click.FloatRange(min=0, min_open=True),
+        help=f"Longest time for one request of a server, in seconds; by default {REQUEST_TIMEOUT_SECONDS:.0f}.",
+    ),
     click.option("--api-key-file", type=FILE, help="File whose first line is the key of an OpenAI door."),
 )
 
@@ -76,6 +83,7 @@ class Measuring:
         sampling: How tokens are chosen.
         run_path: Folder of the run, or None to keep nothing.
         api_key: Of an OpenAI door, or None.
+        timeout_seconds: Longest time for one request of a server, or None where nothing was said.
     """
 
     categories: tuple[str, ...]
@@ -85,6 +93,7 @@ class Measuring:
     sampling: Sampling
     run_path: Path | None
     api_key: str | None
+    timeout_seconds: float | None
 
     def read_sets(self, names: str, limit: int) -> tuple[PromptSet, ...]:
         """The sets of prompts that `--prompts` names; a file's own name may hold commas.
@@ -112,6 +121,7 @@ def measuring_options(command: Callable[..., None]) -> Callable[..., None]:
         seed: int,
         run_path: Path | None,
         api_key_file: Path | None,
+        timeout_seconds: float | None,
         **others: Any,
     ) -> None:
         measuring = Measuring(
@@ -122,6 +132,7 @@ def measuring_options(command: Callable[..., None]) -> Callable[..., None]:
             sampling=Sampling(temperature=temperature, seed=seed),
             run_path=run_path,
             api_key=_read_key(api_key_file) if api_key_file else None,
+            timeout_seconds=timeout_seconds,
         )
         command(*arguments, measuring=measuring, **others)
 

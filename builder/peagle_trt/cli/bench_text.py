@@ -22,8 +22,9 @@ def write_table(results: list[Result]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row[first:], widths[first:], strict=True)).rstrip()
         for row in rows
     ]
-    has_speedup = any(result.speedup is not None for result in results)
-    return "\n".join([*lines, NOTE] if has_speedup else lines)
+    if any(result.speedup is not None for result in results):
+        lines.append(NOTE)
+    return "\n".join([*lines, *(_failed(result) for result in results if result.num_failed)])
 
 
 def write_speedup(result: Result) -> str:
@@ -36,6 +37,13 @@ def write_speedup(result: Result) -> str:
     if result.speedup_low is None or result.speedup_high is None:
         return f"{result.speedup:.2f}x"
     return f"{result.speedup:.2f}x ({result.speedup_low:.2f}-{result.speedup_high:.2f})"
+
+
+def _failed(result: Result) -> str:
+    method = result.method
+    reasons = "; ".join(f"{count} times {reason}" for reason, count in result.failures.items())
+    name = f"{method.name} K={method.draft_tokens}" if method.draft_tokens else method.name
+    return f"{result.num_failed} requests failed ({result.prompts}, {name}, {method.concurrency} in flight): {reasons}"
 
 
 def _row(result: Result) -> tuple[str, ...]:
@@ -52,7 +60,7 @@ def _row(result: Result) -> tuple[str, ...]:
         write_speedup(result),
         f"{length:.2f}" if method.draft_tokens and length is not None else "-",
         " ".join(f"{share:.2f}" for share in result.acceptance_by_position) or "-",
-        f"{result.time_to_first_token_ms:.0f}",
+        "-" if result.time_to_first_token_ms is None else f"{result.time_to_first_token_ms:.0f}",
         "-" if gaps is None else f"{gaps.p50:.0f}/{gaps.p90:.0f}/{gaps.p99:.0f}",
         "-" if equal is None else f"{equal:.0%}",
     )

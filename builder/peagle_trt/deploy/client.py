@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import queue
+import socket
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,11 +31,13 @@ class HttpClient:
     Args:
         port: HTTP port of the server.
         host: Its address.
+        limit_seconds: Longest time for a streamed answer, however busy it looks; None waits for its next piece only.
     """
 
-    def __init__(self, port: int, *, host: str = LOOPBACK) -> None:
+    def __init__(self, port: int, *, host: str = LOOPBACK, limit_seconds: float | None = None) -> None:
         self._host = host
         self._port = port
+        self._limit_seconds = limit_seconds
 
     def generate(self, payload: Payload, *, model: str = "peagle") -> dict[str, Any]:
         """One answer.
@@ -76,7 +82,8 @@ class HttpClient:
             RequestError: The server refused it.
             PeagleError: The answer broke off; a server that loses its model ends a stream as if it were whole.
         """
-        connection, response = self._post(f"/v2/models/{model}/generate_stream", {**payload, "stream": True})
+        limit = TimeLimit(self._limit_seconds)
+        connection, response = self._post(f"/v2/models/{model}/generate_stream", {**payload, "stream": True}, limit)
         piece: dict[str, Any] = {}
         try:
             if response.status != http.client.OK:
@@ -88,23 +95,62 @@ class HttpClient:
             if "finish_reason" not in piece:
                 raise PeagleError("the server broke an answer off: its last piece never came")
         finally:
+            limit.lift()
             response.close()
             connection.close()
 
-    def _post(self, path: str, payload: Payload) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        return self._send("POST", path, json.dumps(payload))
+    def _post(
+        self, path: str, payload: Payload, limit: TimeLimit | None = None
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        return self._send("POST", path, json.dumps(payload), limit)
 
     def _send(
-        self, verb: str, path: str, body: str | None = None
+        self, verb: str, path: str, body: str | None = None, limit: TimeLimit | None = None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         # One connection a request: an idle one would keep the server from stopping.
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=REQUEST_TIMEOUT_SECONDS)
+        seconds = self._limit_seconds or REQUEST_TIMEOUT_SECONDS
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
         try:
+            connection.connect()
+            if limit is not None:
+                limit.set_on(connection.sock)
             connection.request(verb, path, body, {"Content-Type": "application/json"})
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
+            if limit is not None:
+                limit.lift()
             connection.close()
             raise PeagleError(f"no server answers on `{self._host}:{self._port}`: {error}") from error
+
+
+class TimeLimit:
+    """Ends a connection when its time is over. A server that sends now and then never meets a socket's own limit.
+
+    Args:
+        seconds: From now on; None sets no limit.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+        self._timer: threading.Timer | None = None
+
+    def set_on(self, connected: socket.socket) -> None:
+        """Limit a connection that was just made."""
+        if self._end is not None:
+            self._timer = threading.Timer(self._end - time.monotonic(), _shut, (connected,))
+            self._timer.daemon = True
+            self._timer.start()
+
+    def lift(self) -> None:
+        """The work is done."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _shut(connected: socket.socket) -> None:
+    # Whoever reads from it sees its end at once; it may have been closed this very moment.
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def read_metrics(port: int) -> dict[str, float]:
@@ -136,11 +182,21 @@ class GrpcStream:
         payload: Inputs by name.
         model: `peagle` or `ensemble`.
         host: Address of the server.
+        limit_seconds: Longest time for the answer; None waits for its next piece only.
     """
 
-    def __init__(self, port: int, payload: Payload, *, model: str = "peagle", host: str = LOOPBACK) -> None:
+    def __init__(
+        self,
+        port: int,
+        payload: Payload,
+        *,
+        model: str = "peagle",
+        host: str = LOOPBACK,
+        limit_seconds: float | None = None,
+    ) -> None:
         import tritonclient.grpc as grpc_client
 
+        self._end = None if limit_seconds is None else time.monotonic() + limit_seconds
         self._results: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         self._client = grpc_client.InferenceServerClient(f"{host}:{port}")
         self._client.start_stream(callback=lambda result, error: self._results.put((result, error)))
@@ -160,10 +216,11 @@ class GrpcStream:
             PeagleError: The server has gone silent.
         """
         while True:
+            seconds = REQUEST_TIMEOUT_SECONDS if self._end is None else max(0.0, self._end - time.monotonic())
             try:
-                result, error = self._results.get(timeout=REQUEST_TIMEOUT_SECONDS)
+                result, error = self._results.get(timeout=seconds)
             except queue.Empty as silence:
-                raise PeagleError(f"no piece came in {REQUEST_TIMEOUT_SECONDS:.0f} s") from silence
+                raise PeagleError(f"no piece came in {seconds:.0f} s") from silence
             if error is not None:
                 raise RequestError(str(error))
             piece = grpc_outputs(result)

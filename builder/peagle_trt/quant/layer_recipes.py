@@ -37,6 +37,7 @@ BUILD_RECIPES = (
     "mxfp4",
     "int8",
     "int4",
+    "fp32-int8-drafter",
     "fp8",
     "nvfp4",
     "nvfp4-awq",

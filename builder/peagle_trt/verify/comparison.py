@@ -52,6 +52,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             candidates, which are off by half of that at most, from an engine that gives no logits.
         num_drafts_compared: Drafted tokens that were compared one by one.
         logit_tolerance: Limit of both logit errors, or None for none.
+        draft_logit_tolerance: Limit of the drafter's, where it has one of its own.
         hidden_tolerance: Limit of the hidden error, or None for none.
         seed: Seed of the prompt.
         subject: What was run.
@@ -67,15 +68,19 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     subject: str = THE_ENGINE
     weights: tuple[WeightError, ...] = ()
+    draft_logit_tolerance: float | None = None
 
     def summary(self) -> str:
         """One line for people."""
-        error = max(self.max_logit_error, self.max_draft_logit_error)
+        error, drafts = max(self.max_logit_error, self.max_draft_logit_error), ""
+        if self.draft_logit_tolerance is not None:
+            error = self.max_logit_error
+            drafts = f"drafts' {self.max_draft_logit_error:.1e} (limit {self.draft_logit_tolerance:g}), "
         if self.logit_tolerance is None:
             found = f"measured, not judged: logits stray {error:.1e} from those of the unrounded model"
         else:
             found = (
-                f"verified: logits within {error:.1e} (limit {self.logit_tolerance:g}), "
+                f"verified: logits within {error:.1e} (limit {self.logit_tolerance:g}), {drafts}"
                 f"{self.num_drafts_compared} drafted tokens equal"
             )
         return found if self.subject == THE_ENGINE else f"{found} (of {self.subject}; the engine did not run)"
@@ -217,13 +222,13 @@ def _compare_drafts(
         error, kind = _candidate_error(found, tolerance, logits, draft_to_target), "candidates"
     findings.draft_logit = max(findings.draft_logit, error)
     findings.num_drafts += len(token_ids)
-    if not error <= tolerance.logits:
-        findings.faults.append(f"{name}: drafter {kind} are off by {error:.2e}, limit {tolerance.logits:.0e}")
+    if not error <= tolerance.draft_logits:
+        findings.faults.append(f"{name}: drafter {kind} are off by {error:.2e}, limit {tolerance.draft_logits:.0e}")
     # Two logits closer than the tolerance may change places.
     best = logits.max(axis=1)
     for slot, token_id in enumerate(token_ids):
         chosen = np.flatnonzero(draft_to_target == token_id)
-        if len(chosen) != 1 or logits[slot, chosen[0]] < best[slot] - tolerance.logits:
+        if len(chosen) != 1 or logits[slot, chosen[0]] < best[slot] - tolerance.draft_logits:
             expected = int(draft_to_target[logits[slot].argmax()])
             findings.faults.append(f"{name}: slot {slot} drafted token {token_id}, the reference {expected}")
 
@@ -243,7 +248,11 @@ def _candidate_error(
     for slot, ids_M in enumerate(found.candidate_ids.tolist()):
         chosen = [draft_ids.get(token, -1) for token in ids_M]
         logits_M = logits_KD[slot, chosen]
-        if -1 in chosen or len(set(chosen)) < num_candidates or (logits_M < best_KM[slot] - tolerance.logits).any():
+        if (
+            -1 in chosen
+            or len(set(chosen)) < num_candidates
+            or (logits_M < best_KM[slot] - tolerance.draft_logits).any()
+        ):
             return math.inf
         weights_M = np.exp(logits_M - logits_M.max())
         worst = max(worst, _largest(found.probabilities[slot] - weights_M / weights_M.sum()))
@@ -297,6 +306,7 @@ def _conclude(findings: _Findings, subject: Subject, precision: str, seed: int) 
         num_drafts_compared=findings.num_drafts,
         logit_tolerance=_finite(subject.tolerance.logits),
         hidden_tolerance=_finite(subject.tolerance.hidden),
+        draft_logit_tolerance=subject.tolerance.own_draft_logits,
         seed=seed,
         subject=subject.description,
     )

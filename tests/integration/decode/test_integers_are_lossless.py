@@ -18,7 +18,7 @@ CATALOG = Path(__file__).parents[3] / "builder" / "peagle_trt" / "catalog" / "ti
 NUM_PROMPTS, MAX_TOKENS = 12, 80
 
 
-@pytest.fixture(scope="module", params=["int8", "int4"])
+@pytest.fixture(scope="module", params=["int8", "int4", "fp32-int8-drafter"])
 def build_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp(request.param) / "build"
     spec = BuildSpec(

@@ -46,6 +46,15 @@ def test_an_interrupted_round_is_measured_again(tmp_path: Path) -> None:
     assert len((tmp_path / "run" / CELLS_NAME).read_text().splitlines()) == 2
 
 
+def test_a_round_with_failures_is_kept_and_measured_again_by_the_next_call(tmp_path: Path) -> None:
+    failed = msgspec.structs.replace(cell(0, "p-eagle"), failures={"no answer": 1})
+    with open_run_folder(tmp_path / "run", SETTINGS, cells_a_round=2) as run:
+        run.add([cell(0, "none"), failed])
+        assert run.rounds == {("a", 0)}
+    with open_run_folder(tmp_path / "run", SETTINGS, cells_a_round=2) as run:
+        assert run.rounds == set()
+
+
 def test_half_a_line_at_the_end_is_what_a_kill_leaves(tmp_path: Path) -> None:
     begin(tmp_path / "run")
     with (tmp_path / "run" / CELLS_NAME).open("a") as file:

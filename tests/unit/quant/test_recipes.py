@@ -164,7 +164,7 @@ def test_a_plan_counts_the_bytes_that_are_written(pair: Path, precision: str) ->
 def test_onnx_runtime_refuses_what_it_has_no_kernels_for(precision: str) -> None:
     with pytest.raises(UsageError, match=f"precision `{precision}` does not run in backend `onnxruntime`") as caught:
         require_recipe(precision, "onnxruntime")
-    assert caught.value.hint == "`onnxruntime` takes fp32, native, bf16, fp16, mxfp4, int8, int4"
+    assert caught.value.hint == "`onnxruntime` takes fp32, native, bf16, fp16, mxfp4, int8, int4, fp32-int8-drafter"
 
 
 def test_a_build_refuses_a_recipe_of_another_backend_before_it_reads(tmp_path: Path) -> None:

@@ -126,6 +126,17 @@ def test_a_recipe_without_a_limit_is_measured_and_not_judged(
         compare_subject(replace(subject, engine=UndefinedLogits(pair.engine)), manifest, source)
 
 
+def test_a_drafter_that_is_rounded_alone_has_a_limit_of_its_own(
+    pair: BuiltPair, manifest: EngineManifest, source: ReferenceSource
+) -> None:
+    subject = Subject(engine=pair.engine, description="x", tolerance=TOLERANCES["fp32-int8-drafter"])
+    outcome = compare_subject(subject, manifest, source)
+    assert (outcome.logit_tolerance, outcome.draft_logit_tolerance) == (5e-3, 4.0)
+    assert "(limit 0.005), drafts' " in outcome.summary()
+    with pytest.raises(VerificationError, match="target logits are off by 1"):
+        compare_subject(replace(subject, engine=NoisyLogits(pair.engine)), manifest, source)
+
+
 def test_a_recipe_that_rounds_is_suspected_before_the_backend(
     pair: BuiltPair, manifest: EngineManifest, source: ReferenceSource
 ) -> None:

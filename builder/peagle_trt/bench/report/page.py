@@ -83,10 +83,16 @@ def _table(run: Run, prompts: str) -> str:
     columns = (*_COLUMNS, _ENERGY_COLUMN) if run.energy_absent is None else _COLUMNS
     header = '<th class="words">method</th><th>in flight</th>' + "".join(f"<th>{name}</th>" for name in columns)
     rows = "\n".join(_row(item, len(columns), is_best=best[item.concurrency] is item) for item in items)
+    failed = "".join(f'\n<p class="soft">{escape(_failed(item))}</p>' for item in items if item.num_failed)
     return (
         f'<p>{escape(prompts)}</p>\n<div class="scroll" tabindex="0"><table><thead><tr>{header}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>"
+        f"<tbody>\n{rows}\n</tbody></table></div>{failed}"
     )
+
+
+def _failed(item: Measured) -> str:
+    reasons = "; ".join(f"{count} times {reason}" for reason, count in item.failures.items())
+    return f"{item.num_failed} requests failed ({item.title}, {item.concurrency} in flight): {reasons}"
 
 
 def _row(item: Measured, num_columns: int, *, is_best: bool) -> str:

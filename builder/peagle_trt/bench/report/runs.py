@@ -63,6 +63,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     speedup_cpu_interval: tuple[_Figure, _Figure] | None = None
     num_rounds: _Count = 0
     num_output_tokens: _Count = 0
+    num_failed: _Count = 0
+    failures: dict[str, _Count] = {}
     energy_joules_per_token: dict[str, _Figure] = {}
     is_equal_to_baseline: _Figure | None = None
 
