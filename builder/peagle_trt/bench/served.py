@@ -166,7 +166,7 @@ class TritonGrpcClient:
         self._port = port
         self._settings = _settings(is_chat=is_chat, ends=ends)
         self._sampling = sampling
-        self.served = _served_model(grpc_model_config(port, host=host))
+        self.served = _served_model(grpc_model_config(port, host=host, limit_seconds=patience.timeout_seconds))
         self.max_adaptive_drafts = self.served.max_draft_tokens
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:

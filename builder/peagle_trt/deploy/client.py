@@ -234,18 +234,20 @@ class GrpcStream:
         self._client.close()
 
 
-def grpc_model_config(port: int, *, host: str = LOOPBACK, model: str = "peagle") -> dict[str, Any]:
+def grpc_model_config(
+    port: int, *, host: str = LOOPBACK, model: str = "peagle", limit_seconds: float = REQUEST_TIMEOUT_SECONDS
+) -> dict[str, Any]:
     """The configuration of a served model, asked over gRPC.
 
     Raises:
-        PeagleError: No server answers, or it has no such model.
+        PeagleError: No server answers in time, or it has no such model.
     """
     import tritonclient.grpc as grpc_client
     from tritonclient.utils import InferenceServerException
 
     client = grpc_client.InferenceServerClient(f"{host}:{port}")
     try:
-        config: dict[str, Any] = client.get_model_config(model, as_json=True)["config"]
+        config: dict[str, Any] = client.get_model_config(model, as_json=True, client_timeout=limit_seconds)["config"]
     except InferenceServerException as error:
         raise PeagleError(f"no server answers on `{host}:{port}`: {error}") from error
     finally:

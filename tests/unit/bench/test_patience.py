@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from peagle_trt.bench.run_folder import CELLS_NAME, RESULT_NAME
 from peagle_trt.bench.served import ServedClient, open_served
 from peagle_trt.cli.bench_text import write_table
 from peagle_trt.cli.main import run
+from peagle_trt.deploy.client import GrpcStream
 from peagle_trt.errors import PeagleError
 
 PLAIN = Method(name="none", draft_tokens=0, concurrency=1)
@@ -122,6 +124,31 @@ def test_a_fault_ends_its_request_only(server: Any, path: str, fault: str, timeo
     bad, good = client_of(server, path, timeout_seconds).answer([fault, "well"], FAST, 4)
     assert bad.failure is not None and reason in bad.failure
     assert (good.failure, good.num_output_tokens) == (None, 2)
+    assert time.monotonic() - started < 15
+
+
+@pytest.fixture
+def mute() -> Iterator[int]:
+    """A port that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{}", "http://127.0.0.1:{}/v1", "grpc://127.0.0.1:{}"])
+def test_a_server_that_says_nothing_is_not_waited_for(mute: int, url: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(PeagleError, match="no server answers"):
+        open_served(url.format(mute), is_chat=False, ends=True, timeout_seconds=0.5)
+    assert time.monotonic() - started < 15
+
+
+def test_a_stream_over_grpc_ends_in_time(mute: int) -> None:
+    started = time.monotonic()
+    with (
+        GrpcStream(mute, {"text_input": "a", "stream": True}, limit_seconds=0.5) as stream,
+        pytest.raises(PeagleError, match="no piece came"),
+    ):
+        list(stream)
     assert time.monotonic() - started < 15
 
 
