@@ -6,6 +6,7 @@ Each step is a subcommand, so that the long ones can be run apart and again:
     features --worker 0 --num-workers 2    the target's answers with hidden states
     evaluation                             the target's answers to the benchmarks, in float32
     train --output FOLDER                  the head; exported and evaluated every ten minutes
+    average --start OLD --newer NEW --share 0.5 --output FOLDER    the head between an earlier one and its successor
 """
 
 from __future__ import annotations
@@ -216,10 +217,31 @@ def train(arguments: argparse.Namespace) -> None:
     trainer.run(export)
 
 
+def average(arguments: argparse.Namespace) -> None:
+    """Write the head between an earlier one and one that was trained from it, and evaluate it.
+
+    Weights of one training lineage may be averaged: the mean of both is often better than either.
+
+    Source: model soups (arXiv 2203.05482), weight interpolation of fine-tuned models (arXiv 2109.01903).
+    """
+    target = read_torch_target(arguments.target, torch.float32)
+    (head, vocabulary), (earlier, earlier_vocabulary) = (
+        read_head(folder, torch.float32) for folder in (arguments.newer, arguments.start)
+    )
+    old, new = earlier.folded_state(), head.folded_state()
+    shapes = [{name: value.shape for name, value in state.items()} for state in (old, new)]
+    if shapes[0] != shapes[1] or not np.array_equal(vocabulary, earlier_vocabulary):
+        raise SystemExit(f"`{arguments.newer}` and `{arguments.start}` differ in shape or draft vocabulary")
+    mixed = {name: torch.lerp(old[name], new[name], arguments.share) for name in new}
+    write_head(arguments.output, head, vocabulary, target.config, mixed)
+    answers = {name: read_all_sequences(arguments.work / f"evaluation/{name}") for name in BENCHMARKS}
+    logger.info("%s", evaluate_head(arguments.output, target, answers))
+
+
 def main() -> None:
     """Run one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("invent", "questions", "features", "evaluation", "train"))
+    parser.add_argument("step", choices=("invent", "questions", "features", "evaluation", "train", "average"))
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k, chat-1k, mt-bench, humaneval")
     parser.add_argument("--work", type=Path, required=True)
@@ -233,6 +255,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="where the head goes")
     parser.add_argument("--method", choices=("p-eagle", "eagle3"), default="p-eagle", help="how the head drafts")
     parser.add_argument("--start", type=Path, help="an earlier head to begin with")
+    parser.add_argument("--newer", type=Path, help="average: a head that was trained from --start")
+    parser.add_argument("--share", type=float, default=0.5, help="average: weight of the newer head")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--intermediate-size", type=int)
     parser.add_argument("--steps", type=int, default=800)
@@ -261,8 +285,8 @@ def main() -> None:
     if arguments.step == "evaluation":
         answer_benchmarks(arguments.target, arguments.data, arguments.work)
         return
-    if arguments.step == "train":
-        train(arguments)
+    if arguments.step in ("train", "average"):
+        {"train": train, "average": average}[arguments.step](arguments)
         return
     target = read_torch_target(arguments.target, torch.bfloat16)
     chat = read_chat_format(arguments.target, target.config.eos_token_ids[0])
