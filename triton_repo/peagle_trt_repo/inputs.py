@@ -43,7 +43,7 @@ class RequestFields:
 
     Attributes:
         prompt_text: The prompt as text, or None when ids were sent.
-        prompt_ids: The prompt as ids; wins over the text.
+        prompt_ids: The prompt as ids, or None when text was sent.
         max_tokens: Longest answer, in tokens.
         is_streaming: One response a step instead of one for the whole answer.
         temperature: 0 takes the most likely token.
@@ -119,6 +119,7 @@ def read_fields(arrays: Arrays) -> RequestFields:
     text, ids = read_texts(arrays, "text_input"), read_integers(arrays, "input_ids")
     if not text and not ids:
         raise InvalidRequestError("`text_input` is missing (or `input_ids`)")
+    _refuse_beside_ids(arrays, text, ids)
     top_k, top_p = _top_k(arrays), _top_p(arrays)
     guide_type, guide = _guide(arrays)
     return RequestFields(
@@ -162,6 +163,13 @@ def _refuse_unsupported(arrays: Arrays) -> None:
             raise InvalidRequestError(
                 f"`{field.name}` is not supported; leave it out{f' ({advice})' if advice else ''}"
             )
+
+
+def _refuse_beside_ids(arrays: Arrays, text: tuple[str, ...], ids: tuple[int, ...]) -> None:
+    if ids and any(text):
+        raise InvalidRequestError("`text_input` and `input_ids` are both there; send one of them")
+    if ids and read_flag(arrays, "apply_chat_template"):
+        raise InvalidRequestError("`apply_chat_template` means nothing with `input_ids`; send `text_input`")
 
 
 def _end_ids(arrays: Arrays) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt_repo.outputs import shaped
-from peagle_trt_repo.python_backend import ResponseSender, make_response
+from peagle_trt_repo.python_backend import ResponseSender, error_code_name, make_response
 
 Tensors = dict[str, NDArray[np.generic]]
 Parameters = Mapping[str, object]
@@ -54,7 +54,7 @@ class MemberSender:
             return
         if self._has_sent and response.has_error():
             error = response.error()
-            told = f"{error.code()}:{error.message()}".encode()
+            told = f"{error_code_name(error)}:{error.message()}".encode()
             response = make_response({"finish_reason": shaped([_FAILED], "STRING"), _REASON: shaped([told], "STRING")})
         self._has_sent = True
         self._sender.send(response, flags=flags)
@@ -194,7 +194,7 @@ def _raise_failure(tensors: Tensors) -> None:
     if _FAILED not in reasons:
         return
     code, _, message = tensors[_REASON].reshape(-1).tolist()[0].decode().partition(":")
-    raise MemberError(pb_utils.TritonError(message, int(code)))
+    raise MemberError(pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))
 
 
 def _read(response: Any) -> Tensors:

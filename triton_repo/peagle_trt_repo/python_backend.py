@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,19 @@ def make_error(code: ErrorCode, message: str, *, names_code: bool = False) -> ob
     told = f"{code}: {message}" if names_code else message
     error = pb_utils.TritonError(told, getattr(pb_utils.TritonError, code))
     return pb_utils.InferenceResponse(output_tensors=[], error=error)
+
+
+def error_code_name(error: object) -> ErrorCode:
+    """The name of the code of one of the server's errors; a code that is none of ours counts as INTERNAL.
+
+    Args:
+        error: `TritonError`; its codes are an enumeration that prints as `__ErrorCode.UNAVAILABLE`.
+    """
+    import triton_python_backend_utils as pb_utils
+
+    code = error.code()  # type: ignore[attr-defined]
+    names: tuple[ErrorCode, ...] = get_args(ErrorCode)
+    return next((name for name in names if getattr(pb_utils.TritonError, name) == code), "INTERNAL")
 
 
 def send_arrays(sender: ResponseSender, arrays: Mapping[str, NDArray[np.generic]], *, is_last: bool) -> None:

@@ -66,6 +66,9 @@ class Drafting:
         prompts = [read for read in reads if read.sequence.is_prefilling and read.sequence.draft_tokens]
         for read in prompts:
             self._read_later(read, read.sequence)
+        for read in reads:
+            if read.is_prompt and self._is_for_others(read.sequence):
+                read.sequence.postpone_drafter(read.output.hidden, read.num_accepted + 1)
         wishing = [read for read in reads if not read.sequence.is_prefilling and self._wants_drafts(read.sequence)]
         if not wishing:
             return
@@ -173,6 +176,11 @@ class Drafting:
             vocab_size=self._engine.target.vocab_size,
             choose=drawn_with(temperature, sequence.generator) if is_drawn else likeliest,
         )
+
+    def _is_for_others(self, sequence: Sequence) -> bool:
+        """Whether its prompt is read, and its drafter reads none of it, but that of another answer to it will."""
+        has_read = not sequence.is_prefilling and not self._wants_drafts(sequence)
+        return has_read and sequence.draft_tokens > 0 and sequence.request.prompt_group is not None
 
     def _wants_drafts(self, sequence: Sequence) -> bool:
         return sequence.finish_reason is None and sequence.useful_drafts > 0

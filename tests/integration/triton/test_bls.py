@@ -94,3 +94,19 @@ def test_accumulated_pieces_repeat_what_came_before(repository: Path, tmp_path: 
         texts = [piece["text_output"] for piece in client.generate_stream(ASK, model=BLS)]
     assert texts[-1] == whole
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+
+
+@pytest.mark.parametrize("model", ["peagle", "ensemble", BLS])
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_more_answers_than_slots_end_with_their_time_however_many_began(
+    served: Served, model: str, is_streaming: bool
+) -> None:
+    payload = {**LONG, "num_return_sequences": 16, "temperature": 1.0, "stream": is_streaming}
+    with served.grpc({**payload, "max_tokens": 450, "timeout": 300_000}, model) as stream:
+        pieces = [piece for piece in stream if piece.get("finish_reason")]
+    reasons = [reason for piece in pieces for reason in _listed(piece["finish_reason"])]
+    assert reasons == ["deadline"] * 16
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]

@@ -63,6 +63,24 @@ def test_a_prompt_is_read_once_for_all_its_answers() -> None:
     assert loop.statistics.num_reused_tokens == 3 * (len(PROMPT) - 1)
 
 
+@pytest.mark.parametrize("draft_tokens", [0, 1, 3, "auto"])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_short_answers_read_it_once_too(max_tokens: int, draft_tokens: object) -> None:
+    engine = MarkovEngine(max_sequence_length=400)
+    loop = DecodeLoop(engine, None)
+    requests = several(engine, max_tokens=max_tokens, draft_tokens=draft_tokens)
+    # Of two tokens none is worth a draft once the first is there, so that the first answer's drafter reads nothing.
+    assert run(loop, requests) == alone(engine, requests)
+    assert loop.statistics.num_reused_tokens == 3 * (len(PROMPT) - 1)
+
+
+def test_it_is_read_once_where_the_first_answer_ends_at_once() -> None:
+    engine = MarkovEngine(max_sequence_length=400)
+    loop = DecodeLoop(engine, None)
+    run(loop, several(engine, end_ids=tuple(range(engine.target.vocab_size))))
+    assert loop.statistics.num_reused_tokens == 3 * (len(PROMPT) - 1)
+
+
 @pytest.mark.parametrize("prompt", [PROMPT[:1], PROMPT, LONG], ids=["one token", "one chunk", "several chunks"])
 @pytest.mark.parametrize("draft_tokens", [0, 3, "auto"])
 @pytest.mark.parametrize("samples_drafts", [False, True])

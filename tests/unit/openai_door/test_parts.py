@@ -51,6 +51,7 @@ def rendered(template: str, fields: ChatFields) -> str:
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"logit_bias": {"5": 101}}, "logit_bias[...]"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls"),
         ({"best_of": True}, "best_of"),
     ],

@@ -88,19 +88,25 @@ class Members:
             yield answered({"output_ids": shaped(ids, "INT32"), "sequence_length": shaped([len(ids)], "INT32")})
         if self.waits_for_stop:
             assert self.is_stopped.wait(5)
-            told = {"finish_reason": shaped([b"error"], "STRING"), "text_output": shaped([b"7:cancelled"], "STRING")}
+            told = {
+                "finish_reason": shaped([b"error"], "STRING"),
+                "text_output": shaped([b"CANCELLED:cancelled"], "STRING"),
+            }
             yield answered(told)
 
 
 class Failure:
     """A response with an error, as a model makes it."""
 
+    def __init__(self, code: str = TritonError.UNAVAILABLE) -> None:
+        self._code = code
+
     def has_error(self) -> bool:
         return True
 
     def error(self) -> Any:
         class Error:
-            code = staticmethod(lambda: 7)
+            code = staticmethod(lambda: self._code)
             message = staticmethod(lambda: "out of memory")
 
         return Error()
@@ -172,7 +178,7 @@ def test_a_client_that_left_stops_the_engine(ask: Callable[..., Sender], members
     members.waits_for_stop = True
     sender = ask(has_left=True)
     assert members.is_stopped.is_set()
-    assert [(error.code, str(error)) for error in sender.errors] == [(7, "cancelled")]
+    assert [(error.code, str(error)) for error in sender.errors] == [(TritonError.CANCELLED, "cancelled")]
 
 
 def test_a_request_can_be_stopped_by_a_name_that_nobody_guesses(ask: Callable[..., Sender], members: Members) -> None:
@@ -227,8 +233,32 @@ def test_an_error_after_a_response_travels_in_the_outputs(members: Members) -> N
     assert flags == FINAL
     assert {name: array.item() for name, array in response.arrays.items()} == {
         "finish_reason": b"error",
-        "text_output": b"7:out of memory",
+        "text_output": b"UNAVAILABLE:out of memory",
     }
+
+
+def test_an_error_after_a_response_keeps_its_code_to_the_client(ask: Callable[..., Sender], members: Members) -> None:
+    piece = answered({"output_ids": shaped([97], "INT32"), "sequence_length": shaped([1], "INT32")})
+
+    def generate(request: Any) -> Iterator[Any]:
+        sent: list[Any] = []
+        sender = MemberSender(Recorder(sent))
+        sender.send(piece)
+        sender.send(Failure(), flags=FINAL)
+        return iter([piece, answered(sent[1][0].arrays)])
+
+    members.generate = generate  # type: ignore[method-assign]
+    sender = ask()
+    (error,) = sender.errors
+    assert (sender.texts, error.code, str(error)) == (["a"], TritonError.UNAVAILABLE, "out of memory")
+
+
+def test_a_code_that_is_none_of_ours_is_internal(members: Members) -> None:
+    sent: list[Any] = []
+    sender = MemberSender(Recorder(sent))
+    sender.send(answered({}), flags=0)
+    sender.send(Failure("not found"), flags=FINAL)
+    assert sent[1][0].arrays["text_output"].item() == b"INTERNAL:out of memory"
 
 
 class Recorder:

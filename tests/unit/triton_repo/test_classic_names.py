@@ -110,6 +110,8 @@ COMPANIONS: dict[str, dict[str, object]] = {
     "embedding_bias_words": {"embedding_bias_weights": 3},
     "embedding_bias_weights": {"embedding_bias_words": b"x"},
     "guided_decoding_guide": {"guided_decoding_guide_type": b"regex"},
+    # In the place of the text, and not beside it.
+    "input_ids": {"text_input": b""},
 }
 
 

@@ -29,6 +29,23 @@ def test_ids_take_the_place_of_the_text() -> None:
     assert read_fields(arrays(input_ids=[5, 6, 7], max_tokens=4)).prompt_ids == (5, 6, 7)
 
 
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ({"text_input": b"a"}, "`text_input` and `input_ids` are both there"),
+        ({"apply_chat_template": True}, "`apply_chat_template` means nothing with `input_ids`"),
+    ],
+)
+def test_what_means_nothing_beside_ids_is_refused(sent: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        read_fields(arrays(input_ids=[5], max_tokens=4, **sent))
+
+
+def test_an_empty_text_and_a_false_template_ask_for_nothing_beside_ids() -> None:
+    fields = read_fields(arrays(input_ids=[5], max_tokens=4, text_input=b"", apply_chat_template=False))
+    assert fields.prompt_ids == (5,)
+
+
 @pytest.mark.parametrize("sent", [{"max_tokens": 4}, {"max_tokens": 4, "temperature": 0.5}])
 def test_a_missing_prompt_is_named(sent: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError, match="`text_input` is missing"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,16 +92,38 @@ class Reply:
     def _finish(self, index: int, chunk: GenerationChunk) -> None:
         if self.is_closed:
             return
-        failure = _failure(chunk)
-        is_last = failure is not None or all(part.last is not None for part in self.parts)
-        self.is_closed = is_last
+        metrics = next((part.last.metrics for part in self.parts if part.last and part.last.metrics), None)
+        if _never_began(chunk) and metrics is None and any(part.last is None for part in self.parts):
+            # An answer without a token if another one began, else a refusal: what it is, the others will tell.
+            return
+        failure = None if _never_began(chunk) and metrics is not None else _failure(chunk)
         if failure is not None:
+            self.is_closed = True
             send_error(self.sender, *failure, names_code=self.names_error_codes)
-        elif self.is_streaming:
-            send_arrays(self.sender, self._piece(index) | metric_arrays(answer_metrics([chunk])), is_last=is_last)
-        elif is_last:
-            chunks = [part.last for part in self.parts if part.last is not None]
+            return
+        assert metrics is not None, "the last chunk of a whole answer carries metrics"
+        ended = list(dict.fromkeys([*self._give_up_waiting(metrics), index]))
+        chunks = [part.last for part in self.parts if part.last is not None]
+        self.is_closed = len(chunks) == len(self.parts)
+        if self.is_streaming:
+            for each in ended:
+                self._send_last_piece(each, is_last=self.is_closed and each == ended[-1])
+        elif self.is_closed:
             send_arrays(self.sender, self._arrays(self.parts) | metric_arrays(answer_metrics(chunks)), is_last=True)
+
+    def _give_up_waiting(self, metrics: RequestMetrics) -> list[int]:
+        """Makes answers of no tokens of those whose turn never came, and says which these are."""
+        waiting = [index for index, part in enumerate(self.parts) if part.last and _never_began(part.last)]
+        for index in waiting:
+            last = self.parts[index].last
+            assert last is not None
+            self.parts[index].last = replace(last, metrics=_nothing_done(metrics))
+        return waiting
+
+    def _send_last_piece(self, index: int, *, is_last: bool) -> None:
+        chunk = self.parts[index].last
+        assert chunk is not None
+        send_arrays(self.sender, self._piece(index) | metric_arrays(answer_metrics([chunk])), is_last=is_last)
 
     def _piece(self, index: int) -> dict[str, NDArray[np.generic]]:
         arrays = self._arrays([self.parts[index]])
@@ -139,11 +161,29 @@ def _failure(chunk: GenerationChunk) -> tuple[ErrorCode, str] | None:
     """Why there is no answer, or None."""
     if chunk.finish_reason == "error":
         return _error_code(chunk), chunk.error
-    if chunk.finish_reason == "deadline" and chunk.metrics is None:
+    if _never_began(chunk):
         return "UNAVAILABLE", "the request's time was up before its turn came"
     if chunk.finish_reason == "cancelled":
         return "CANCELLED", "the request was cancelled"
     return None
+
+
+def _never_began(chunk: GenerationChunk) -> bool:
+    """Whether its time was up while it waited for a slot."""
+    return chunk.finish_reason == "deadline" and chunk.metrics is None
+
+
+def _nothing_done(metrics: RequestMetrics) -> RequestMetrics:
+    """Those of an answer that never began, beside another one to the same prompt."""
+    return replace(
+        metrics,
+        num_output_tokens=0,
+        num_verify_steps=0,
+        num_draft_tokens=0,
+        num_accepted_tokens=0,
+        accepted_by_position=(0,) * len(metrics.accepted_by_position),
+        num_drafter_passes=0,
+    )
 
 
 def _error_code(chunk: GenerationChunk) -> ErrorCode:

@@ -45,6 +45,7 @@ def make_generation_request(
     )
     biased = tuple(token_id for token_id, _ in fields.token_biases)
     named = {
+        "input_ids": fields.prompt_ids or (),
         "end_id": fields.end_ids or (),
         "stop_token_ids": fields.stop_token_ids,
         "logit_bias_ids": biased,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from peagle_trt.deploy.hosting.engine_host import EngineHost
 from peagle_trt_repo.outputs import shaped
 
@@ -69,6 +71,51 @@ def test_an_answer_that_fails_ends_the_others(host: EngineHost, driver: Driver) 
     driver.emit_to(second, "late", finish_reason="cancelled", metrics=METRICS)
     assert set(driver.cancelled) == {second}
     assert len(sender.sent) == 1
+
+
+def test_one_whose_turn_never_came_is_empty_beside_one_that_began(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host, **SEVERAL)
+    first, second = driver.requests
+    driver.emit_to(second, "", finish_reason="deadline")
+    driver.emit_to(first, "abc", finish_reason="deadline", metrics=METRICS)
+    ((response, flags),) = wait(sender)
+    arrays = response.arrays
+    assert (response.error, flags) == (None, FINAL)
+    assert arrays["text_output"].tolist() == [[b"abc", b""]]
+    assert arrays["finish_reason"].tolist() == [[b"deadline", b"deadline"]]
+    assert arrays["num_output_tokens"].item() == METRICS.num_output_tokens
+    assert arrays["accepted_by_position"].tolist() == [list(METRICS.accepted_by_position)]
+
+
+@pytest.mark.parametrize("waiting_is_told_first", [True, False])
+def test_it_is_a_last_piece_of_a_stream_too(host: EngineHost, driver: Driver, waiting_is_told_first: bool) -> None:
+    sender = ask(host, **SEVERAL, **STREAM)
+    first, second = driver.requests
+    driver.emit_to(first, "a")
+    if waiting_is_told_first:
+        driver.emit_to(second, "", finish_reason="deadline")
+    driver.emit_to(first, "b", finish_reason="deadline", metrics=METRICS)
+    if not waiting_is_told_first:
+        driver.emit_to(second, "", finish_reason="deadline")
+    sent = wait(sender)
+    assert [flags for _, flags in sent] == [0, 0, FINAL]
+    pieces = {
+        response.arrays["sequence_index"].item(): (
+            response.arrays["text_output"].item(),
+            response.arrays["finish_reason"].item(),
+            response.arrays["num_output_tokens"].item(),
+        )
+        for response, _ in sent[1:]
+    }
+    assert pieces == {0: (b"b", b"deadline", METRICS.num_output_tokens), 1: (b"", b"deadline", 0)}
+
+
+def test_where_no_turn_came_the_request_is_refused(host: EngineHost, driver: Driver) -> None:
+    sender = ask(host, **SEVERAL)
+    for name in list(driver.requests):
+        driver.emit_to(name, "", finish_reason="deadline")
+    ((response, flags),) = wait(sender)
+    assert (response.error.code, flags) == ("unavailable", FINAL)
 
 
 def test_more_answers_than_may_wait_are_refused_together(host: EngineHost, driver: Driver) -> None:
