@@ -6,18 +6,20 @@ Source: behaviour of tritonserver 2.51, each case provoked.
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from peagle_trt.build_folder import read_manifest
+from peagle_trt.deploy.build_files import open_build_tokenizer, read_whole_build
 from peagle_trt.deploy.check_ensemble import check_ensemble
 from peagle_trt.deploy.engine_needs import engine_needs, why_not_here
 from peagle_trt.deploy.findings import Finding
-from peagle_trt.deploy.hosting.settings import BUILD_FOLDER
+from peagle_trt.deploy.hosting.settings import BUILD_FOLDER, HostSettings, read_settings, write_parameters
 from peagle_trt.errors import MachineError, PeagleError, UsageError
 from peagle_trt.machine import Machine
 from peagle_trt_repo.tensors import PEAGLE_INPUTS
@@ -36,6 +38,9 @@ OPENAI_INPUTS = (
     "return_num_output_tokens",
 )
 """What NVIDIA's OpenAI frontend sends to a model; one undeclared name fails every request. Source: server 26.09."""
+
+MISSPELT = 0.8
+"""How alike a parameter's name must be to one of ours to be taken for it; others may be anybody's notes."""
 
 
 def check_repository(path: Path, machine: Machine | None = None) -> list[Finding]:
@@ -62,6 +67,7 @@ def check_repository(path: Path, machine: Machine | None = None) -> list[Finding
             configs[folder.name] = parsed
             findings += _check_model(folder, parsed)
             findings += _check_engines(folder, parsed, machine)
+            findings += _check_texts(folder)
         findings += _check_profiles(folder)
     for name, config in configs.items():
         if config.platform == "ensemble":
@@ -90,7 +96,10 @@ def _parse(folder: Path, name: Path = Path("config.pbtxt")) -> Any:
     path = folder / name
     if not path.is_file():
         return Finding(model_name=folder.name, message=f"`{name}` is missing")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        return Finding(model_name=folder.name, message=f"`{name}` cannot be read: {error}")
     if placeholder := re.search(r"\$\{[^}]*\}?", text):
         return Finding(model_name=folder.name, message=f"`{name}` holds the unfilled `{placeholder[0]}`")
     try:
@@ -103,6 +112,11 @@ def _check_model(folder: Path, config: Any) -> Iterator[Finding]:
     messages = [*_check_identity(folder, config), *_check_placement(config), *_check_versions(folder, config)]
     for message in messages:
         yield Finding(model_name=folder.name, message=message)
+    if config.name == "peagle":
+        for message in _check_settings(config):
+            yield Finding(model_name=folder.name, message=message)
+        for message in _misspelt_settings(config):
+            yield Finding(model_name=folder.name, message=message, is_fatal=False)
     if config.name == "peagle" or config.platform == "ensemble":
         declared = {tensor.name for tensor in config.input}
         for name in OPENAI_INPUTS:
@@ -119,7 +133,7 @@ def _check_engines(folder: Path, config: Any, machine: Machine | None) -> Iterat
     for path in sorted(folder.glob(f"[0-9]*/{build}/manifest.json")):
         place = f"{path.parent.parent.name}/{build}"
         try:
-            manifest = read_manifest(path.parent)
+            manifest = read_whole_build(path.parent)
         except PeagleError as error:
             yield Finding(model_name=folder.name, message=f"`{place}` cannot be read: {error.message}")
             continue
@@ -127,6 +141,34 @@ def _check_engines(folder: Path, config: Any, machine: Machine | None) -> Iterat
         if needs is not None and reason is not None:
             message = f"`{place}` needs {needs}, and would not load on this machine: {reason}"
             yield Finding(model_name=folder.name, message=message, is_fatal=False)
+
+
+def _check_texts(folder: Path) -> Iterator[Finding]:
+    """Whether the two models around the engine can open the tokenizer that came with them."""
+    if folder.name not in ("preprocessing", "postprocessing"):
+        return
+    for path in sorted(folder.glob(f"[0-9]*/{BUILD_FOLDER}")):
+        try:
+            open_build_tokenizer(path)
+        except PeagleError as error:
+            message = f"`{path.parent.name}/{BUILD_FOLDER}` cannot be read: {error.message}"
+            yield Finding(model_name=folder.name, message=message)
+
+
+def _check_settings(config: Any) -> Iterator[str]:
+    """What is wrong with the values of the parameters that the model reads."""
+    parameters = {name: {"string_value": entry.string_value} for name, entry in config.parameters.items()}
+    try:
+        read_settings({"model_config": json.dumps({"parameters": parameters})})
+    except PeagleError as error:
+        yield error.message
+
+
+def _misspelt_settings(config: Any) -> Iterator[str]:
+    known = sorted(write_parameters(HostSettings()))
+    for name in sorted(set(config.parameters) - set(known)):
+        for close in difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT):
+            yield f"parameter `{name}` is read by nothing; did you mean `{close}`?"
 
 
 def _check_identity(folder: Path, config: Any) -> Iterator[str]:

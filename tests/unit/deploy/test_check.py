@@ -50,6 +50,13 @@ def _remove(name: str) -> Damage:
     return damage
 
 
+def _spoil(name: str) -> Damage:
+    def damage(repository: Path) -> None:
+        (repository / name).write_bytes(b"\xff\xfe")
+
+    return damage
+
+
 CASES: dict[str, tuple[Damage, str, str]] = {
     "no model.py": (_remove("peagle/1/model.py"), "peagle", "model.py` is missing"),
     "no version": (_remove("ensemble/1"), "ensemble", "no version folder"),
@@ -57,6 +64,11 @@ CASES: dict[str, tuple[Damage, str, str]] = {
     "no build": (_remove("peagle/1/build/manifest.json"), "peagle", "manifest.json` is missing"),
     "broken source": (_append("peagle/1/model.py", "\ndef ("), "peagle", "not valid Python"),
     "another name": (_edit("peagle/config.pbtxt", '"peagle"', '"eagle"'), "peagle", "its folder `peagle`"),
+    "no text at all": (_spoil("peagle/config.pbtxt"), "peagle", "cannot be read: 'utf-8' codec"),
+    "a spoilt tokenizer": (_spoil("preprocessing/1/build/tokenizer/tokenizer.json"), "preprocessing", "tokenizer"),
+    "half an engine": (_spoil("peagle/1/build/engine/target.onnx"), "peagle", "is missing or not of"),
+    "no manifest": (_remove("postprocessing/1/build/manifest.json"), "postprocessing", "not a finished build"),
+    "no number": (_edit("peagle/config.pbtxt", '"256"', '"NaN"'), "peagle", "`max_pending_requests` is `NaN`"),
     "a placeholder": (_append("peagle/config.pbtxt", "${backend}"), "peagle", "unfilled `${backend}`"),
     "an unknown field": (_append("peagle/config.pbtxt", "max_speed: 9"), "peagle", "max_speed"),
     "a GPU": (_edit("peagle/config.pbtxt", "KIND_CPU", "KIND_GPU"), "peagle", "KIND_GPU"),
@@ -111,6 +123,12 @@ def test_what_an_openai_frontend_sends_and_nobody_declares_is_a_note(repository:
     _edit(ENSEMBLE, '"return_num_input_tokens"', '"return_num_tokens"')(repository)
     notes = [finding for finding in check_repository(repository) if not finding.is_fatal]
     assert ["return_num_input_tokens" in finding.message for finding in notes] == [True]
+
+
+def test_a_misspelt_parameter_is_a_note(repository: Path) -> None:
+    _edit("peagle/config.pbtxt", '"reuse_prefixes"', '"reuse_prefix"')(repository)
+    (note,) = check_repository(repository)
+    assert (note.is_fatal, "did you mean `reuse_prefixes`?" in note.message) == (False, True)
 
 
 def test_an_empty_folder_is_no_repository(tmp_path: Path) -> None:
