@@ -96,17 +96,20 @@ def test_accumulated_pieces_repeat_what_came_before(repository: Path, tmp_path: 
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
 
 
-@pytest.mark.parametrize("model", ["peagle", "ensemble", BLS])
-@pytest.mark.parametrize("is_streaming", [False, True])
-def test_more_answers_than_slots_end_with_their_time_however_many_began(
-    served: Served, model: str, is_streaming: bool
-) -> None:
-    payload = {**LONG, "num_return_sequences": 16, "temperature": 1.0, "stream": is_streaming}
-    with served.grpc({**payload, "max_tokens": 450, "timeout": 300_000}, model) as stream:
-        pieces = [piece for piece in stream if piece.get("finish_reason")]
-    reasons = [reason for piece in pieces for reason in _listed(piece["finish_reason"])]
-    assert reasons == ["deadline"] * 16
+MODELS = pytest.mark.parametrize("model", ["peagle", "ensemble", BLS])
+MORE_THAN_SLOTS = {**LONG, "max_tokens": 450, "num_return_sequences": 16, "temperature": 1.0, "timeout": 300_000}
 
 
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
+@MODELS
+def test_more_answers_than_slots_end_with_their_time_however_many_began(served: Served, model: str) -> None:
+    answer = served.http.generate(MORE_THAN_SLOTS, model=model)
+    assert answer["finish_reason"] == ["deadline"] * 16
+    assert answer["text_output"][0]
+    assert answer["text_output"][15] == ""
+
+
+@MODELS
+def test_so_do_they_in_a_stream(served: Served, model: str) -> None:
+    pieces = served.http.generate_stream(MORE_THAN_SLOTS, model=model)
+    ends = [piece["sequence_index"] for piece in pieces if piece.get("finish_reason") == "deadline"]
+    assert sorted(ends) == list(range(16))
