@@ -53,7 +53,10 @@ def naming_os_errors(path: Path) -> Iterator[None]:
         reason, hint = _OS_REASONS.get(error.errno or 0, ("", ""))
         if not reason:
             raise
-        raise MachineError(f"cannot use `{error.filename or path}`: {reason}", hint=hint) from error
+        # Of a copy the second name is where it went, and only that can be full.
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        found = (error.filename2 if is_full else None) or error.filename or path
+        raise MachineError(f"cannot use `{found}`: {reason}", hint=hint) from error
 
 
 def resolve_output(path: Path) -> Path:

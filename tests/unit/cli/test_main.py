@@ -78,6 +78,12 @@ def test_a_full_disk_anywhere_is_the_machine_s_fault(failing: Failing, capsys: p
     assert "cannot use `/some/file`: no space is left" in capsys.readouterr().err
 
 
+def test_a_copy_to_a_full_disk_names_where_it_went(failing: Failing, capsys: pytest.CaptureFixture[str]) -> None:
+    failing(OSError(28, "No space left on device", "/from/here", None, "/to/there"))
+    assert run(["targets"]) == 3
+    assert "cannot use `/to/there`: no space is left" in capsys.readouterr().err
+
+
 MISUSES = {
     "unknown_command": (["biuld"], "no such command `biuld`; did you mean `build`?"),
     "unknown_option": (["build", "--traget", "x"], "No such option '--traget'"),
