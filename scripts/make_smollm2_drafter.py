@@ -6,6 +6,7 @@ Each step is a subcommand, so that the long ones can be run apart and again:
     features --worker 0 --num-workers 2    the target's answers with hidden states
     evaluation                             the target's answers to the benchmarks, in float32
     train --output FOLDER                  the head; exported and evaluated every ten minutes
+    measure --output FOLDER                acceptance of a head on the answers of `evaluation`
     average --start OLD --newer NEW --share 0.5 --output FOLDER    the head between an earlier one and its successor
 """
 
@@ -118,14 +119,14 @@ def mix_questions(data: Path, invented: list[Question], seed: int, source_trees:
     return questions
 
 
-def answer_benchmarks(folder: Path, data: Path, work: Path) -> None:
-    """Store what acceptance is measured on: 20 questions a set, at most 128 new tokens, greedy, float32."""
+def answer_benchmarks(folder: Path, data: Path, work: Path, *, num_questions: int, max_new_tokens: int) -> None:
+    """Store what acceptance is measured on: the target's greedy answers in float32."""
     target = read_torch_target(folder, torch.float32)
     chat = read_chat_format(folder, target.config.eos_token_ids[0])
-    plan = CollectionPlan(num_slots=20, max_prompt_tokens=1024, max_new_tokens=128)
+    plan = CollectionPlan(num_slots=num_questions, max_prompt_tokens=1024, max_new_tokens=max_new_tokens)
     for name in BENCHMARKS:
         collect_features(
-            target, chat, benchmark_questions(data, name, 20), folder=work / f"evaluation/{name}", plan=plan
+            target, chat, benchmark_questions(data, name, num_questions), folder=work / f"evaluation/{name}", plan=plan
         )
 
 
@@ -234,6 +235,12 @@ def average(arguments: argparse.Namespace) -> None:
         raise SystemExit(f"`{arguments.newer}` and `{arguments.start}` differ in shape or draft vocabulary")
     mixed = {name: torch.lerp(old[name], new[name], arguments.share) for name in new}
     write_head(arguments.output, head, vocabulary, target.config, mixed)
+    measure(arguments)
+
+
+def measure(arguments: argparse.Namespace) -> None:
+    """Walk over the stored answers with a written head, P-EAGLE's or EAGLE-3's."""
+    target = read_torch_target(arguments.target, torch.float32)
     answers = {name: read_all_sequences(arguments.work / f"evaluation/{name}") for name in BENCHMARKS}
     logger.info("%s", evaluate_head(arguments.output, target, answers))
 
@@ -241,7 +248,9 @@ def average(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Run one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=("invent", "questions", "features", "evaluation", "train", "average"))
+    parser.add_argument(
+        "step", choices=("invent", "questions", "features", "evaluation", "train", "measure", "average")
+    )
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k, chat-1k, mt-bench, humaneval")
     parser.add_argument("--work", type=Path, required=True)
@@ -257,6 +266,8 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="an earlier head to begin with")
     parser.add_argument("--newer", type=Path, help="average: a head that was trained from --start")
     parser.add_argument("--share", type=float, default=0.5, help="average: weight of the newer head")
+    parser.add_argument("--evaluation-questions", type=int, default=20, help="of each set")
+    parser.add_argument("--evaluation-tokens", type=int, default=128, help="longest answer to them")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--intermediate-size", type=int)
     parser.add_argument("--steps", type=int, default=800)
@@ -283,10 +294,16 @@ def main() -> None:
             write_questions(path, mix_questions(arguments.data, invented, 17, arguments.source_tree))
         return
     if arguments.step == "evaluation":
-        answer_benchmarks(arguments.target, arguments.data, arguments.work)
+        answer_benchmarks(
+            arguments.target,
+            arguments.data,
+            arguments.work,
+            num_questions=arguments.evaluation_questions,
+            max_new_tokens=arguments.evaluation_tokens,
+        )
         return
-    if arguments.step in ("train", "average"):
-        {"train": train, "average": average}[arguments.step](arguments)
+    if arguments.step in ("train", "measure", "average"):
+        {"train": train, "measure": measure, "average": average}[arguments.step](arguments)
         return
     target = read_torch_target(arguments.target, torch.bfloat16)
     chat = read_chat_format(arguments.target, target.config.eos_token_ids[0])
