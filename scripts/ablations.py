@@ -79,6 +79,7 @@ class Variant:
         retention: r.
         draft_vocab_size: Draft vocabulary; None is the target's own.
         objective: The loss.
+        refused_weight: Weight of rows behind a draft that does not agree with the target.
         frozen: Parameters that stay as they begin, by the start of their names.
         is_copied: Whether it begins as the target's last layers.
     """
@@ -90,6 +91,7 @@ class Variant:
     retention: float = 0.7
     draft_vocab_size: int | None = None
     objective: str = "kl"
+    refused_weight: float = 1.0
     frozen: tuple[str, ...] = ()
     is_copied: bool = True
 
@@ -107,6 +109,7 @@ VARIANTS = {
     "loss-ce": Variant(meaning="cross entropy with the likeliest token", objective="ce"),
     "loss-tv": Variant(meaning="acceptance itself", objective="tv"),
     "loss-lk": Variant(meaning="a mixture of KL and acceptance", objective="lk"),
+    "refused-0.1": Variant(meaning="rows behind a refused draft weigh 0.1", refused_weight=0.1),
     "frozen-mask": Variant(meaning="`mask_hidden` stays random", frozen=("mask_hidden",)),
     "frozen-fc": Variant(meaning="`fc` stays a copy of the highest state", frozen=("fc",)),
     "frozen-layers": Variant(meaning="layers stay the target's last two", frozen=("layers", "hidden_norm")),
@@ -198,6 +201,7 @@ def train_variant(
         ),
         tokens_per_step=options.tokens_per_step,
         objective=variant.objective,
+        refused_weight=variant.refused_weight,
         # The last weights are measured: an average over a short run would hold on to its beginning.
         average_decay=0.0,
         seed=options.seed,

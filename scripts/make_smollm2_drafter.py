@@ -26,8 +26,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from peagle_trt.cli.train import USUAL_DECAY
 from peagle_trt.spec.drafter import NO_MASK_TOKEN
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
+from peagle_trt.train.begin import new_trainer
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.collect import CollectionPlan, collect_features, invent_questions, read_questions, write_questions
 from peagle_trt.train.corpus import (
@@ -43,7 +45,6 @@ from peagle_trt.train.features import TrainingSequence, read_all_sequences
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import read_chat_format
 from peagle_trt.train.question_templates import OPENINGS
-from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import count_tokens
@@ -189,7 +190,8 @@ def train(arguments: argparse.Namespace) -> None:
         ),
         tokens_per_step=arguments.tokens_per_step,
         target_temperature=arguments.target_temperature,
-        depth_decay=0.8 if arguments.method == "eagle3" else 1.0,
+        depth_decay=USUAL_DECAY[arguments.method] if arguments.depth_decay is None else arguments.depth_decay,
+        refused_weight=arguments.refused_weight,
         save_seconds=arguments.save_seconds,
     )
     trainer, _ = new_trainer(
@@ -275,6 +277,8 @@ def main() -> None:
     parser.add_argument("--matrix-rate", type=float, default=0.02)
     parser.add_argument("--retention", type=float, default=0.5)
     parser.add_argument("--target-temperature", type=float, default=0.7)
+    parser.add_argument("--depth-decay", type=float, help="weight of a depth relative to the one before")
+    parser.add_argument("--refused-weight", type=float, default=1.0, help="weight of rows behind refused drafts")
     parser.add_argument("--depths", type=int, default=6)
     parser.add_argument("--decay-steps", type=int)
     parser.add_argument("--draft-vocab-size", type=int, default=16384)

@@ -18,13 +18,13 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
+from peagle_trt.train.begin import new_trainer
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.collect import CollectionPlan, collect_features
 from peagle_trt.train.corpus import Question
 from peagle_trt.train.features import TrainingSequence, read_all_sequences
 from peagle_trt.train.optimizer import OptimizerSettings, SplitOptimizer
 from peagle_trt.train.prompting import read_chat_format
-from peagle_trt.train.run import new_trainer
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.target import TorchTarget, read_torch_target

@@ -166,6 +166,7 @@ PROMISED = {
         "--output",
         "--layers",
         "--depths",
+        "--refused-weight",
         "--steps",
         "--seed",
         "--segments",

@@ -16,7 +16,8 @@ from peagle_trt.train.fitting import MemoryRequest
 from peagle_trt.train.objectives import OBJECTIVES
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.partition import METHODS
-from peagle_trt.train.run import TrainingReport, TrainingRequest, train_head
+from peagle_trt.train.request import TrainingReport, TrainingRequest
+from peagle_trt.train.run import train_head
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.states import FEATURES, Features
@@ -75,8 +76,15 @@ USUAL_DECAY: dict[Method, float] = {"p-eagle": 1.0, "eagle3": 0.8}
 )
 @click.option(
     "--depth-decay",
-    type=click.FloatRange(0.0, 1.0, min_open=True),
+    type=click.FloatRange(0.0, 2.0, min_open=True),
     help="Weight of a depth's loss relative to the one before; 1 for p-eagle, 0.8 for eagle3 by default.",
+)
+@click.option(
+    "--refused-weight",
+    type=click.FloatRange(0.0, 1.0),
+    default=1.0,
+    show_default=True,
+    help="Weight of a loss behind a draft that the target would refuse; below 1 the head learns what serving reads.",
 )
 @click.option("--draft-vocab-size", type=click.IntRange(min=16), help="Draft vocabulary; 98.5 % coverage by default.")
 @click.option("--mask-token-id", type=click.IntRange(min=0), help="Token of mask slots; an unused one by default.")
@@ -194,6 +202,7 @@ def command(
     depths: int,
     retention: float | None,
     depth_decay: float | None,
+    refused_weight: float,
     draft_vocab_size: int | None,
     mask_token_id: int | None,
     steps: int,
@@ -251,6 +260,7 @@ def command(
         settings=TrainingSettings(
             drop=DropSettings(num_depths=depths, retention=USUAL_RETENTION if retention is None else retention),
             depth_decay=USUAL_DECAY[method] if depth_decay is None else depth_decay,
+            refused_weight=refused_weight,
             optimizer=OptimizerSettings(
                 matrix_rate=learning_rate, total_steps=steps, warmup_steps=warmup or max(1, min(30, steps // 10))
             ),

@@ -28,6 +28,7 @@ class Batch:
         rows: The drafter's input.
         supervised_rows: Rows with a loss, [S] int64.
         depths: Their depths, [S] int64.
+        anchors: Slots of their rollouts' bonus tokens, [S] int64.
         origins: Which of the sequences each belongs to, [S] int64.
         target_indices: Where in `target_normed_UH` each finds its target, [S] int64.
         target_normed_UH: The target's lm_head inputs, [U, H] float.
@@ -36,6 +37,7 @@ class Batch:
     rows: HeadRows
     supervised_rows: Tensor
     depths: Tensor
+    anchors: Tensor
     origins: Tensor
     target_indices: Tensor
     target_normed_UH: Tensor
@@ -145,10 +147,12 @@ def pack_pieces(pieces: Sequence[Piece], mask_token_id: int, device: torch.devic
     )
     places = np.concatenate([np.full(len(s), piece.origin) for s, piece in zip(supervised, pieces, strict=True)])
     depths = np.concatenate([piece.plan.depths[piece.has_loss] for piece in pieces])
+    anchors = np.concatenate([piece.plan.anchors[piece.has_loss] for piece in pieces])
     return Batch(
         rows=rows,
         supervised_rows=torch.from_numpy(np.concatenate(supervised)).to(device),
         depths=torch.from_numpy(depths).to(device),
+        anchors=torch.from_numpy(anchors).to(device),
         origins=torch.from_numpy(places).to(device),
         target_indices=torch.from_numpy(np.concatenate(indices)).to(device),
         target_normed_UH=torch.cat(normed),

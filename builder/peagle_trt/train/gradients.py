@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from peagle_trt.train.acceptance import FrozenTables
     from peagle_trt.train.features import AnswerText, TrainingSequence
     from peagle_trt.train.head import PeagleHead
+    from peagle_trt.train.loss import LossParts
     from peagle_trt.train.row_attention import KeysValues
 
 
@@ -44,11 +45,13 @@ class LossSettings:
         target_temperature: Divides the target's logits. Below one it asks for the likeliest token rather than for the
             whole distribution, which is what greedy serving accepts.
         depth_decay: Weight of depth d relative to depth d-1.
+        refused_weight: Weight of a row behind a draft that does not agree with the target, relative to the others.
     """
 
     objective: str = "kl"
     target_temperature: float = 1.0
     depth_decay: float = 1.0
+    refused_weight: float = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,13 +79,24 @@ class StepSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A step in progress."""
+    """A step in progress.
+
+    Attributes:
+        head: In training.
+        tables: The target's.
+        settings: The loss.
+        total_weight: Divides the loss.
+        sums: What the passes so far add up to.
+        first_agrees: By sequence, whether drafter and target prefer the same token at its context slots, as far as
+            passes have come; [C] bool.
+    """
 
     head: PeagleHead
     tables: FrozenTables
     settings: LossSettings
     total_weight: float
     sums: StepSums
+    first_agrees: dict[int, Tensor] = field(default_factory=dict)
 
 
 def accumulate_gradients(
@@ -190,6 +204,8 @@ def _run_on_held_context(step: _Step, whole: Piece, max_rows: int) -> None:
     """Keys and values first, without a graph; pieces of the context run again from the end, each for its backward."""
     context = [_part(whole, plan, num_prefix=int(plan.anchors[0])) for plan in context_pieces(whole.plan, max_rows)]
     held = HeldContext(_context_keys_values(step, context))
+    if step.settings.refused_weight != 1.0:
+        _survey_first(step, context, held)
     _run_rollouts(step, whole, held, max_rows)
     for piece in reversed(context):
         prefix = held.leaves(piece.num_prefix) if piece.num_prefix else None
@@ -199,6 +215,19 @@ def _run_on_held_context(step: _Step, whole: Piece, max_rows: int) -> None:
         )
         if prefix is not None:
             held.collect(prefix)
+
+
+def _survey_first(step: _Step, context: Sequence[Piece], held: HeldContext) -> None:
+    """Run the context's slots without a graph, for what the rollouts' weights need to know of them."""
+    import torch
+
+    with torch.no_grad():
+        for piece in context:
+            if piece.has_loss.any():
+                batch = pack_pieces([piece], step.head.config.mask_token_id, step.head.device)
+                prefix = held.leaves(piece.num_prefix) if piece.num_prefix else None
+                hidden_RH = step.head(batch.rows, step.tables.embeddings_VH, prefix)
+                _remember_first(step, [piece], batch, _distill(step, batch, hidden_RH).agrees_S)
 
 
 def _run_rollouts(step: _Step, whole: Piece, held: HeldContext, max_rows: int) -> None:
@@ -253,22 +282,50 @@ def _losses(
     """The pieces' part of the step's loss, with its graph; counted in the step's sums."""
     import torch
 
-    from peagle_trt.train.loss import distillation_loss
+    from peagle_trt.train.survival import survival_weights
 
     batch = pack_pieces(pieces, step.head.config.mask_token_id, step.head.device)
-    hidden_RH = step.head(batch.rows, step.tables.embeddings_VH, prefix, written)
+    parts = _distill(step, batch, step.head(batch.rows, step.tables.embeddings_VH, prefix, written))
     weights = torch.pow(step.settings.depth_decay, batch.depths)
-    parts = distillation_loss(
+    if step.settings.refused_weight != 1.0:
+        _remember_first(step, pieces, batch, parts.agrees_S)
+        weights = weights * survival_weights(
+            batch.origins,
+            batch.anchors,
+            batch.depths,
+            parts.agrees_S,
+            step.first_agrees,
+            step.settings.refused_weight,
+        )
+    loss = (parts.loss_S * (weights / step.total_weight)).sum()
+    _count(step.sums, batch, parts)
+    step.sums.loss += float(loss.detach())
+    return loss
+
+
+def _distill(step: _Step, batch: Batch, hidden_RH: Tensor) -> LossParts:
+    from peagle_trt.train.loss import distillation_loss
+
+    return distillation_loss(
         hidden_RH[batch.supervised_rows],
         batch.target_normed_UH / step.settings.target_temperature,
         batch.target_indices,
         step.tables.head_DH,
-        weights / step.total_weight,
         step.settings.objective,
     )
-    _count(step.sums, batch, parts.agrees_S, parts.divergence_S)
-    step.sums.loss += float(parts.loss.detach())
-    return parts.loss
+
+
+def _remember_first(step: _Step, pieces: Sequence[Piece], batch: Batch, agrees_S: Tensor) -> None:
+    """Note at which context slots of a pass the drafter agrees, for the rollouts behind them."""
+    import torch
+
+    for piece in pieces:
+        num_slots = len(piece.sequence.token_ids) - 2
+        known = step.first_agrees.setdefault(
+            piece.origin, torch.zeros(num_slots, dtype=torch.bool, device=agrees_S.device)
+        )
+        rows = (batch.origins == piece.origin) & (batch.depths == 0)
+        known[batch.anchors[rows]] = agrees_S[rows]
 
 
 def _backward(
@@ -287,13 +344,13 @@ def _backward(
     torch.autograd.backward(tensors, gradients)
 
 
-def _count(sums: StepSums, batch: Batch, agrees_S: Tensor, divergence_S: Tensor) -> None:
+def _count(sums: StepSums, batch: Batch, parts: LossParts) -> None:
     import torch
 
     num_depths = len(sums.counts)
-    sums.agreements += torch.bincount(batch.depths, weights=agrees_S.float(), minlength=num_depths).cpu()
+    sums.agreements += torch.bincount(batch.depths, weights=parts.agrees_S.float(), minlength=num_depths).cpu()
     sums.counts += torch.bincount(batch.depths, minlength=num_depths).cpu()
-    sums.broken_origins |= set(batch.origins[~divergence_S.isfinite()].tolist())
+    sums.broken_origins |= set(batch.origins[~parts.loss_S.detach().isfinite()].tolist())
     _count_rows(sums, batch)
 
 

@@ -24,13 +24,11 @@ class LossParts:
     """The loss and what is worth watching.
 
     Attributes:
-        loss: Weighted sum over the rows, differentiable.
-        divergence_S: Loss of each row, detached; a KL divergence under the default objective.
+        loss_S: Loss of each row, [S], differentiable; a KL divergence under the default objective.
         agrees_S: Whether drafter and target prefer the same token, [S] bool.
     """
 
-    loss: Tensor
-    divergence_S: Tensor
+    loss_S: Tensor
     agrees_S: Tensor
 
 
@@ -39,7 +37,6 @@ def distillation_loss(
     target_UH: Tensor,
     target_indices_S: Tensor,
     head_VH: Tensor,
-    weights_S: Tensor,
     objective: str = "kl",
 ) -> LossParts:
     """A loss between target and drafter over the draft vocabulary, float32 sums over logits of `head_VH`'s type.
@@ -52,16 +49,15 @@ def distillation_loss(
         target_UH: The target's final hidden rows, [U, H].
         target_indices_S: Which target row each drafted row should match, [S] int64.
         head_VH: lm_head's rows of the draft vocabulary, in the type to compute with.
-        weights_S: Weight of each row; the loss is the sum of weight times the row's loss.
         objective: One of `objectives.OBJECTIVES`.
 
     Returns:
         The loss with its parts.
     """
-    loss, divergence, agrees = _Distillation.apply(  # type: ignore[no-untyped-call]
-        drafted_SH, target_UH, target_indices_S, head_VH, weights_S, objective
+    losses, agrees = _Distillation.apply(  # type: ignore[no-untyped-call]
+        drafted_SH, target_UH, target_indices_S, head_VH, objective
     )
-    return LossParts(loss=loss, divergence_S=divergence, agrees_S=agrees)
+    return LossParts(loss_S=losses, agrees_S=agrees)
 
 
 class _Distillation(torch.autograd.Function):
@@ -74,12 +70,11 @@ class _Distillation(torch.autograd.Function):
         target_UH: Tensor,
         target_indices_S: Tensor,
         head_VH: Tensor,
-        weights_S: Tensor,
         objective: str,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         order = torch.argsort(target_indices_S, stable=True)
         gradient_SH = torch.empty_like(drafted_SH)
-        divergence_S = torch.empty(len(order), device=drafted_SH.device)
+        loss_S = torch.empty(len(order), device=drafted_SH.device)
         agrees_S = torch.empty(len(order), dtype=torch.bool, device=drafted_SH.device)
         for piece in torch.split(order, ROWS_PER_PIECE):
             wanted, places = torch.unique_consecutive(target_indices_S[piece], return_inverse=True)
@@ -87,16 +82,15 @@ class _Distillation(torch.autograd.Function):
             logits = (drafted_SH[piece].to(head_VH.dtype) @ head_VH.T).float()
             agrees_S[piece] = logits.argmax(dim=-1) == target_logits.argmax(dim=-1)[places]
             target_log = target_logits.log_softmax(dim=-1)[places]
-            divergence_S[piece], slope = OBJECTIVES[objective](target_log, logits.log_softmax(dim=-1))
-            slope.mul_(weights_S[piece, None])
+            loss_S[piece], slope = OBJECTIVES[objective](target_log, logits.log_softmax(dim=-1))
             gradient_SH[piece] = (slope.to(head_VH.dtype) @ head_VH).float()
         context.save_for_backward(gradient_SH)
-        context.mark_non_differentiable(divergence_S, agrees_S)
-        return (divergence_S * weights_S).sum(), divergence_S, agrees_S
+        context.mark_non_differentiable(agrees_S)
+        return loss_S, agrees_S
 
     @staticmethod
     def backward(
-        context: torch.autograd.function.FunctionCtx, loss_gradient: Tensor, *_: Tensor
+        context: torch.autograd.function.FunctionCtx, loss_gradient_S: Tensor, *_: Tensor
     ) -> tuple[Tensor | None, ...]:
         (gradient_SH,) = context.saved_tensors  # type: ignore[attr-defined]
-        return gradient_SH * loss_gradient, None, None, None, None, None
+        return gradient_SH * loss_gradient_S[:, None], None, None, None, None

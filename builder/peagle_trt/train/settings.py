@@ -21,6 +21,7 @@ class TrainingSettings:
         target_temperature: Divides the target's logits in the loss. Below one it asks for the likeliest token rather
             than for the whole distribution, which is what greedy serving accepts.
         depth_decay: Weight of depth d relative to depth d-1.
+        refused_weight: Weight of a row behind a draft that does not agree with the target, relative to the others.
         average_decay: Decay of the running average of weights that is exported; 0 exports the weights themselves.
         max_norm: Limit of the gradient norm.
         seed: Of order and slots.
@@ -36,6 +37,7 @@ class TrainingSettings:
     objective: str = "kl"
     target_temperature: float = 1.0
     depth_decay: float = 1.0
+    refused_weight: float = 1.0
     average_decay: float = 0.98
     max_norm: float = 1.0
     seed: int = 0
@@ -48,7 +50,10 @@ class TrainingSettings:
     def loss(self) -> LossSettings:
         """The part that the gradients need."""
         return LossSettings(
-            objective=self.objective, target_temperature=self.target_temperature, depth_decay=self.depth_decay
+            objective=self.objective,
+            target_temperature=self.target_temperature,
+            depth_decay=self.depth_decay,
+            refused_weight=self.refused_weight,
         )
 
     def facts(self) -> dict[str, object]:

@@ -156,18 +156,34 @@ def _add_sequence(
         sequence.normed_NH[first + 1 :].to(head.device).float() / settings.target_temperature,
         torch.from_numpy(slots - first).to(head.device),
         tables.head_DH,
-        torch.pow(settings.depth_decay, depths) / total_weight,
         settings.objective,
     )
-    sums.loss += float(parts.loss.detach())
+    weights = torch.pow(settings.depth_decay, depths)
+    if settings.refused_weight != 1.0:
+        starts = torch.from_numpy(np.concatenate([each.anchors for each in passes])).to(head.device)
+        weights = weights * _survival(starts, depths, parts.agrees_S, settings.refused_weight)
+    loss = (parts.loss_S * (weights / total_weight)).sum()
+    sums.loss += float(loss.detach())
     sums.agreements += torch.bincount(depths, weights=parts.agrees_S.float(), minlength=num_depths).cpu()
     sums.counts += torch.bincount(depths, minlength=num_depths).cpu()
     num_rows = len(sequence.token_ids) - 2 + int((depths > 0).sum())
     sums.num_rows, sums.peak_rows = sums.num_rows + num_rows, max(sums.peak_rows, num_rows)
-    if parts.divergence_S.isfinite().all():
-        torch.autograd.backward(parts.loss)
+    if parts.loss_S.detach().isfinite().all():
+        torch.autograd.backward(loss)
     else:
         sums.broken_origins.add(origin)
+
+
+def _survival(anchors_S: Tensor, depths_S: Tensor, agrees_S: Tensor, refused_weight: float) -> Tensor:
+    import torch
+
+    from peagle_trt.train.survival import survival_weights
+
+    is_first = depths_S == 0
+    first_agrees = torch.zeros(int(anchors_S.max()) + 1, dtype=torch.bool, device=agrees_S.device)
+    first_agrees[anchors_S[is_first]] = agrees_S[is_first]
+    origins = torch.zeros_like(anchors_S)
+    return survival_weights(origins, anchors_S, depths_S, agrees_S, {0: first_agrees}, refused_weight)
 
 
 def _context_rows(sequence: TrainingSequence, device: torch.device) -> HeadRows:

@@ -24,7 +24,8 @@ from peagle_trt.train.evaluation import TorchEngine
 from peagle_trt.train.features import read_all_sequences
 from peagle_trt.train.fitting import MemoryRequest
 from peagle_trt.train.optimizer import OptimizerSettings
-from peagle_trt.train.run import TrainingReport, TrainingRequest, train_head
+from peagle_trt.train.request import TrainingReport, TrainingRequest
+from peagle_trt.train.run import train_head
 from peagle_trt.train.sampling import DropSettings, full_rows
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.target import read_torch_target

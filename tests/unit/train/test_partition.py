@@ -135,6 +135,7 @@ def allow(reference: torch.Tensor) -> float:
 @pytest.mark.parametrize("method", ["cached", "recomputed"])
 @pytest.mark.parametrize("num_layers", [1, 2, 3])
 @pytest.mark.parametrize(("num_depths", "retention", "prompt_length"), [(2, 0.5, 1), (5, 0.8, 30), (8, 1.0, 2)])
+@pytest.mark.parametrize("refused_weight", [1.0, 0.25])
 def test_pieces_add_up_to_the_loss_and_the_gradients_of_the_whole(
     config: DrafterConfig,
     tables: FrozenTables,
@@ -144,6 +145,7 @@ def test_pieces_add_up_to_the_loss_and_the_gradients_of_the_whole(
     num_depths: int,
     retention: float,
     prompt_length: int,
+    refused_weight: float,
 ) -> None:
     head = seeded_head(
         msgspec.structs.replace(config, num_layers=num_layers), torch.rand(96) + 0.5, torch.float32, seed=4
@@ -152,13 +154,17 @@ def test_pieces_add_up_to_the_loss_and_the_gradients_of_the_whole(
     plans = sample_plans(
         sequences, DropSettings(num_depths=num_depths, retention=retention), np.random.default_rng(num_depths)
     )
-    settings = LossSettings(depth_decay=0.9)
+    # Two opposite tokens between which most rows choose, so that drafts agree and are refused in turn.
+    strong_VH = torch.stack([tables.head_DH[7], -tables.head_DH[7]]) * 8.0
+    tables = replace(tables, head_DH=torch.cat([strong_VH, tables.head_DH[2:]]))
+    settings = LossSettings(depth_decay=0.9, refused_weight=refused_weight)
 
     def run(partition: Partition) -> Callable[[], StepSums]:
         return lambda: accumulate_gradients(head, tables, sequences, plans, settings=settings, partition=partition)
 
     whole, expected = gradients(head, run(Partition()))
     assert len(expected) == len(list(head.parameters()))
+    assert 0.2 < float(whole.agreements.sum() / whole.counts.sum()) < 0.8
     for num_segments in (2, 3, 5):
         limit = -(-len(plans[0].depths) // num_segments)
         sums, found = gradients(head, run(Partition(method=method, max_rows=limit)))

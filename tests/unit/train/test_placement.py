@@ -17,7 +17,8 @@ from peagle_trt.errors import MachineError, UsageError
 from peagle_trt.train import run as run_module
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.placement import choose_device, usual_compute_dtype
-from peagle_trt.train.run import TrainingRequest, train_head
+from peagle_trt.train.request import TrainingRequest
+from peagle_trt.train.run import train_head
 from peagle_trt.train.run_state import STATE_NAME, read_metrics
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.settings import TrainingSettings

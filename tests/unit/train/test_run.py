@@ -18,7 +18,8 @@ from peagle_trt.train.generate import Answer, Prompt
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.prompting import ChatFormat, invented_question, make_prompts, read_chat_format
 from peagle_trt.train.question_files import read_question_file
-from peagle_trt.train.run import TrainingRequest, train_head
+from peagle_trt.train.request import TrainingRequest
+from peagle_trt.train.run import train_head
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.target import read_torch_target
 

@@ -23,7 +23,8 @@ from peagle_trt.train.features import (
 )
 from peagle_trt.train.generate import Answer, Prompt, answer_prompts
 from peagle_trt.train.optimizer import OptimizerSettings
-from peagle_trt.train.run import TrainingRequest, train_head
+from peagle_trt.train.request import TrainingRequest
+from peagle_trt.train.run import train_head
 from peagle_trt.train.run_state import STATE_NAME, read_metrics
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale

@@ -130,9 +130,8 @@ def rollout_losses(head: PeagleHead, tables: FrozenTables, sequence: TrainingSeq
             stream = head.continue_stream(hidden, tokens, positions, tables.embeddings_VH, causal)
             target = sequence.normed_NH[anchor + depth + 1].float()[None]
             last = head.normalise(stream)[-1:]
-            one = torch.ones(1)
-            parts = distillation_loss(last, target, torch.zeros(1, dtype=torch.int64), tables.head_DH, one)
-            losses.append(parts.loss * decay**depth)
+            parts = distillation_loss(last, target, torch.zeros(1, dtype=torch.int64), tables.head_DH)
+            losses.append(parts.loss_S[0] * decay**depth)
             hidden = torch.cat([hidden, stream[-1:]])
     return torch.stack(losses)
 
