@@ -124,16 +124,17 @@ def copy_last_layers(head: PeagleHead, weights: Weights, target: TargetConfig) -
                 # The fusion layer's matrices read [embedding | hidden]; only the second half has a counterpart.
                 getattr(layer, f"{name}_proj")[:, -hidden:].copy_(matrix)
             layer.o_proj.copy_(_tensor(weights, f"{prefix}o_proj") / magnitude)
-            if target.experts is not None or head.config.intermediate_size > target.intermediate_size:
-                layer.down_proj.zero_()
+            # Neurons that the target does not have begin at random and write nothing.
+            layer.down_proj.zero_()
+            if target.experts is not None:
                 continue
             post_norm = _tensor(weights, f"{prefix}post_attention_norm")
             gate, up = (_tensor(weights, f"{prefix}{name}_proj") * post_norm for name in ("gate", "up"))
             down = _tensor(weights, f"{prefix}down_proj") / magnitude
-            kept = strongest_neurons(gate, up, down, head.config.intermediate_size)
-            layer.gate_proj.copy_(gate[kept])
-            layer.up_proj.copy_(up[kept])
-            layer.down_proj.copy_(down[:, kept])
+            kept = strongest_neurons(gate, up, down, min(len(gate), head.config.intermediate_size))
+            layer.gate_proj[: len(kept)].copy_(gate[kept])
+            layer.up_proj[: len(kept)].copy_(up[kept])
+            layer.down_proj[:, : len(kept)].copy_(down[:, kept])
         for name in ("q_proj", "k_proj", "v_proj"):
             getattr(head.head_layers()[0], name)[:, :hidden].mul_(0.5)
 

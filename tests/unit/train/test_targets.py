@@ -18,7 +18,7 @@ from peagle_trt.train import target_weights
 from peagle_trt.train.checkpoint import read_head
 from peagle_trt.train.generate import Prompt, answer_prompts
 from peagle_trt.train.rotary import rotary_tables
-from peagle_trt.train.start import drafter_config
+from peagle_trt.train.start import copy_last_layers, drafter_config, seeded_head
 from peagle_trt.train.target import TorchTarget, read_torch_target
 from peagle_trt.train.target_weights import PackedStack
 from tests.support.checkpoints import edit_tensors, save_byte_tokenizer
@@ -183,6 +183,33 @@ def test_a_head_is_as_wide_as_what_a_token_passes_through(tmp_path: Path) -> Non
     )
     # 4 experts of width 32 a token.
     assert (config.intermediate_size, head.intermediate_size) == (32, 128)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 2.0])
+def test_a_head_of_any_width_begins_with_the_targets_neurons(tmp_path: Path, share: float) -> None:
+    save_target(tmp_path, "LlamaForCausalLM")
+    target = read_torch_target(tmp_path, torch.float32, AUXILIARY)
+    width = int(target.config.intermediate_size * share)
+    config = drafter_config(
+        target.config,
+        aux_layer_ids=AUXILIARY,
+        num_layers=1,
+        intermediate_size=width,
+        draft_vocab_size=300,
+        mask_token_id=9,
+        num_depths=3,
+    )
+    head = seeded_head(config, torch.ones(3 * config.hidden_size), torch.float32, seed=0)
+    copy_last_layers(head, target.weights, target.config)
+    (layer,) = head.head_layers()
+    last = f"layers.{target.config.num_layers - 1}"
+    post_norm = torch.from_numpy(target.weights.load(f"{last}.post_attention_norm")).float()
+    gate = torch.from_numpy(target.weights.load(f"{last}.gate_proj")).float() * post_norm
+    num_kept = min(width, len(gate))
+    rows = {tuple(row) for row in gate.tolist()}
+    assert layer.gate_proj.shape == (width, config.hidden_size)
+    assert sum(tuple(row) in rows for row in layer.gate_proj.tolist()) == num_kept
+    assert torch.count_nonzero(layer.down_proj.abs().sum(dim=0)) == num_kept
 
 
 @pytest.mark.parametrize("name", ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM"])
