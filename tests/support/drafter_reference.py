@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from peagle_trt.engine.protocol import DraftRows
+from tests.support.models import HIDDEN, VOCABULARY
+
 
 class DrafterReference:
     """Drafts from the full history each time.
@@ -123,3 +126,22 @@ class DrafterReference:
         return torch.cat(
             [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], dim=-1
         )
+
+
+class History:
+    """Rows a drafter has accepted so far, and the outcome of the next verify step."""
+
+    def __init__(self, seed: int, width: int = 3 * HIDDEN) -> None:
+        self.width = width
+        self.rng = np.random.default_rng(seed)
+        self.tokens: list[int] = []
+        self.hidden: list[np.ndarray] = []
+
+    def advance(self, slot: int, rows: int, accepted: int) -> DraftRows:
+        tokens = self.rng.integers(3, VOCABULARY - 1, rows).astype(np.int32)
+        hidden = self.rng.standard_normal((rows, self.width)).astype(np.float32)
+        start = len(self.tokens)
+        self.tokens += tokens[: accepted + 1].tolist()
+        self.hidden += list(hidden[: accepted + 1])
+        hidden[accepted + 1 :] = np.nan
+        return DraftRows(slot=slot, next_token_ids=tokens, hidden=hidden, num_accepted=accepted, start_position=start)

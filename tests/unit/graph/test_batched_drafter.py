@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peagle_trt.engine.protocol import DraftRows
 from tests.support.batched import BatchedDraft, BatchedPair, open_batched_pair
-from tests.support.drafter_reference import DrafterReference
-from tests.support.models import HIDDEN, VOCABULARY, save_drafter, save_target
+from tests.support.drafter_reference import DrafterReference, History
+from tests.support.models import HIDDEN, save_drafter, save_target
 from tests.unit.graph.test_drafter_graph import CASES
 
 # Probabilities of float32 logits that are 5e-3 apart at most, as `TOLERANCES` allows.
@@ -81,22 +80,3 @@ def target_ids(built: BatchedPair) -> np.ndarray:
 
 def width_of(built: BatchedPair) -> int:
     return len(built.drafter.config.aux_layer_ids) * HIDDEN
-
-
-class History:
-    """Rows a drafter has accepted so far, and the outcome of the next verify step."""
-
-    def __init__(self, seed: int, width: int) -> None:
-        self.width = width
-        self.rng = np.random.default_rng(seed)
-        self.tokens: list[int] = []
-        self.hidden: list[np.ndarray] = []
-
-    def advance(self, slot: int, rows: int, accepted: int) -> DraftRows:
-        tokens = self.rng.integers(3, VOCABULARY - 1, rows).astype(np.int32)
-        hidden = self.rng.standard_normal((rows, self.width)).astype(np.float32)
-        start = len(self.tokens)
-        self.tokens += tokens[: accepted + 1].tolist()
-        self.hidden += list(hidden[: accepted + 1])
-        hidden[accepted + 1 :] = np.nan
-        return DraftRows(slot=slot, next_token_ids=tokens, hidden=hidden, num_accepted=accepted, start_position=start)

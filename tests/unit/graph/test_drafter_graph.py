@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from peagle_trt.engine.protocol import DraftRows
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.verify.tolerances import TOLERANCES
-from tests.support.drafter_reference import DrafterReference
-from tests.support.models import HIDDEN, VOCABULARY, BuiltPair, open_pair, save_drafter, save_target
+from tests.support.drafter_reference import DrafterReference, History
+from tests.support.models import HIDDEN, BuiltPair, open_pair, save_drafter, save_target
 
 TOLERANCE = TOLERANCES["fp32"].logits
 CASES: dict[str, dict[str, Any]] = {
@@ -139,25 +138,6 @@ def first_logits(built: BuiltPair) -> np.ndarray:
 
 def width_of(built: BuiltPair) -> int:
     return len(built.drafter.config.aux_layer_ids) * HIDDEN
-
-
-class History:
-    """Rows a drafter has accepted so far, and the outcome of the next verify step."""
-
-    def __init__(self, seed: int, width: int = 3 * HIDDEN) -> None:
-        self.width = width
-        self.rng = np.random.default_rng(seed)
-        self.tokens: list[int] = []
-        self.hidden: list[np.ndarray] = []
-
-    def advance(self, slot: int, rows: int, accepted: int) -> DraftRows:
-        tokens = self.rng.integers(3, VOCABULARY - 1, rows).astype(np.int32)
-        hidden = self.rng.standard_normal((rows, self.width)).astype(np.float32)
-        start = len(self.tokens)
-        self.tokens += tokens[: accepted + 1].tolist()
-        self.hidden += list(hidden[: accepted + 1])
-        hidden[accepted + 1 :] = np.nan
-        return DraftRows(slot=slot, next_token_ids=tokens, hidden=hidden, num_accepted=accepted, start_position=start)
 
 
 def test_more_slots_than_the_engine_takes_are_refused(tmp_path: Path) -> None:

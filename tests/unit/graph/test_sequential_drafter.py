@@ -12,8 +12,8 @@ import pytest
 from peagle_trt.engine.protocol import DraftOutput, DraftRows
 from peagle_trt.engine.sequential import draft_in_turn
 from peagle_trt.verify.tolerances import TOLERANCES
-from tests.support.drafter_reference import DrafterReference
-from tests.support.models import HIDDEN, VOCABULARY, BuiltPair, open_pair, save_drafter, save_target
+from tests.support.drafter_reference import DrafterReference, History
+from tests.support.models import BuiltPair, open_pair, save_drafter, save_target
 
 TOLERANCE = TOLERANCES["fp32"].logits
 CASES: dict[str, dict[str, Any]] = {
@@ -114,21 +114,3 @@ def draft(
 
     assert draft_in_turn(built.engine, rows, counts, choose) == max(counts)
     return drafts, [np.array(each) for each in logits]
-
-
-class History:
-    """Rows a drafter has accepted so far, and the outcome of the next verify step."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.tokens: list[int] = []
-        self.hidden: list[np.ndarray] = []
-
-    def advance(self, slot: int, rows: int, accepted: int) -> DraftRows:
-        tokens = self.rng.integers(3, VOCABULARY - 1, rows).astype(np.int32)
-        hidden = self.rng.standard_normal((rows, 3 * HIDDEN)).astype(np.float32)
-        start = len(self.tokens)
-        self.tokens += tokens[: accepted + 1].tolist()
-        self.hidden += list(hidden[: accepted + 1])
-        hidden[accepted + 1 :] = np.nan
-        return DraftRows(slot=slot, next_token_ids=tokens, hidden=hidden, num_accepted=accepted, start_position=start)

@@ -1,7 +1,8 @@
-"""The target's graph against transformers, for every architecture and rotary rule that is read."""
+"""The target's graph, of one sequence and batched, against transformers: every architecture and rotary rule read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from peagle_trt.errors import CheckpointError
 from peagle_trt.graph.attention import check_head_dims
 from peagle_trt.readers import read_drafter, read_target
 from peagle_trt.verify.tolerances import TOLERANCES
+from tests.support.batched import open_batched_pair
 from tests.support.models import VOCABULARY, open_pair, save_drafter, save_target
 
 TOLERANCE = TOLERANCES["fp32"].logits
@@ -47,13 +49,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+OPENERS: dict[str, Callable[..., Any]] = {"sequence by sequence": open_pair, "batched": open_batched_pair}
+
+
+@pytest.fixture(scope="module", params=[(how, case) for how in OPENERS for case in CASES], ids="-".join)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    folder = tmp_path_factory.mktemp(request.param)
-    architecture, settings = CASES[request.param]
+    how, case = request.param
+    folder = tmp_path_factory.mktemp(case)
+    architecture, settings = CASES[case]
     model = save_target(folder / "target", architecture, **settings)
     save_drafter(folder / "drafter")
-    built = open_pair(folder / "target", folder / "drafter", folder / "build", max_sequence_length=800)
+    built = OPENERS[how](folder / "target", folder / "drafter", folder / "build", max_sequence_length=800)
     return model, built.engine
 
 
