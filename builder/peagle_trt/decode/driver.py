@@ -75,6 +75,9 @@ class EngineThread:
 
     def _run(self) -> None:
         while True:
+            # Whoever asks again while this lasts is in time for the next step.
+            for chunk in self._loop.draft():
+                self._deliver(chunk)
             with self._changed:
                 while not (self._inbox or self._cancelled or self._closing or self._loop.has_work):
                     self._changed.wait()
