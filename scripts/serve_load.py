@@ -3,10 +3,12 @@
     scripts/serve_load BUILD [--requests 48] [--clients 8] [--turns 3] [--draft-tokens build|auto|K] [-o FILE]
 
 The same greedy questions, 48 tokens each, are answered by the loop in this process with all its slots in use and with
-one, by a server with so many clients, and by it with one client; in turns, so that a busy machine is busy for all four.
+one, by a server with so many clients, and by it with one client, which asks as many questions as there are clients; in
+turns, so that a busy machine is busy for all four.
 Answers are streamed over HTTP. The engine has one thread everywhere. Ratios are medians over turns, of wall time
 and of CPU time; on a machine whose cores others use only the latter say much. CPU time is that of the server and
-its models; that of the clients, which share the cores, stands beside it. Tokens a step say how full the steps were.
+its models, with the thread that runs the engine and without; that of the clients, which share the cores, stands beside
+it. Tokens a step say how full the steps were.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import json
 import statistics
 import tempfile
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,13 +26,14 @@ from peagle_trt.bench.prompt_sets import read_prompts
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import DraftTokens
 from peagle_trt.decode.session import LoadedBuild, open_build
-from peagle_trt.deploy.client import HttpClient
+from peagle_trt.decode.speculation import SpeculationController
+from peagle_trt.deploy.client import HttpClient, read_metrics
 from peagle_trt.deploy.hosting.settings import HostSettings
-from peagle_trt.deploy.ports import LOOPBACK, choose_ports
+from peagle_trt.deploy.ports import choose_ports
 from peagle_trt.deploy.repository import assemble_repository
 from peagle_trt.deploy.server import TritonServer
 from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS
-from scripts.process_tree import cpu_seconds
+from scripts.process_tree import thread_seconds
 
 MAX_TOKENS = 48
 PROMPT_CHARACTERS = 160
@@ -64,6 +66,7 @@ class Turn:
         num_steps: Steps of the loop.
         seconds: Wall time.
         cpu_seconds: CPU time of who answered.
+        serving_seconds: That of all threads but the one that runs the engine.
         client_seconds: CPU time of who asked, where that is another process.
     """
 
@@ -72,6 +75,7 @@ class Turn:
     num_steps: int
     seconds: float
     cpu_seconds: float
+    serving_seconds: float = 0.0
     client_seconds: float = 0.0
 
 
@@ -99,17 +103,19 @@ def measure(build_path: Path, load: Load, folder: Path, *, num_turns: int) -> di
     """Turns of the loop alone, full and with one answer at a time, of the server with all clients, and with one."""
     repository = assemble_repository(build_path, folder / "repository", settings=HostSettings(num_threads=1)).path
     loaded = open_build(build_path, num_threads=1)
+    # As in a server, what one turn teaches about costs and acceptance serves the next.
+    controller = SpeculationController(loaded.engine.shapes.max_draft_tokens)
     turns: dict[str, list[Turn]] = {"loop": [], "clients": [], "loop_one": [], "one_client": []}
     with TritonServer(repository, choose_ports(), log_path=folder / "tritonserver.log") as server:
         # Whoever is asked first pays for what is made once.
-        first = replace(load, prompts=load.prompts[: load.num_clients])
-        _serve(server, first, load.num_clients)
-        _loop(loaded, first, load.num_clients)
+        few = replace(load, prompts=load.prompts[: load.num_clients])
+        _serve(server, few, load.num_clients)
+        _loop(loaded, few, load.num_clients, controller)
         for _ in range(num_turns):
-            turns["loop"].append(_loop(loaded, load, load.num_clients))
+            turns["loop"].append(_loop(loaded, load, load.num_clients, controller))
             turns["clients"].append(_serve(server, load, load.num_clients))
-            turns["loop_one"].append(_loop(loaded, load, 1))
-            turns["one_client"].append(_serve(server, load, 1))
+            turns["loop_one"].append(_loop(loaded, few, 1, controller))
+            turns["one_client"].append(_serve(server, few, 1))
     loaded.engine.close()
     return turns
 
@@ -125,13 +131,17 @@ def summarise(turns: dict[str, list[Turn]], *, num_clients: int) -> dict[str, ob
         return round(statistics.median(rates), 3)
 
     def cpu_ratio(above: str, below: str) -> float:
-        rates = [under.cpu_seconds / over.cpu_seconds for over, under in zip(turns[above], turns[below], strict=True)]
+        rates = [
+            (over.num_tokens / over.cpu_seconds) / (under.num_tokens / under.cpu_seconds)
+            for over, under in zip(turns[above], turns[below], strict=True)
+        ]
         return round(statistics.median(rates), 3)
 
-    serving = [
+    beside = [
         1e3 * (served.cpu_seconds - alone.cpu_seconds) / served.num_responses
         for served, alone in zip(turns["clients"], turns["loop"], strict=True)
     ]
+    serving = [1e3 * served.serving_seconds / served.num_responses for served in turns["clients"]]
     whole = [1e3 * served.cpu_seconds / served.num_responses for served in turns["clients"]]
     asking = [1e3 * served.client_seconds / served.num_responses for served in turns["clients"]]
     return {
@@ -145,7 +155,8 @@ def summarise(turns: dict[str, list[Turn]], *, num_clients: int) -> dict[str, ob
         "tokens_a_cpu_second_over_loop": cpu_ratio("clients", "loop"),
         "tokens_a_cpu_second_over_one_client": cpu_ratio("clients", "one_client"),
         "cpu_ms_a_response": round(statistics.median(whole), 3),
-        "cpu_ms_a_response_beside_the_loop": round(statistics.median(serving), 3),
+        "cpu_ms_a_response_beside_the_loop": round(statistics.median(beside), 3),
+        "serving_cpu_ms_a_response": round(statistics.median(serving), 3),
         "client_cpu_ms_a_response": round(statistics.median(asking), 3),
         "tokens_a_step": {
             name: round(statistics.median(turn.num_tokens / turn.num_steps for turn in each), 2)
@@ -158,8 +169,8 @@ def summarise(turns: dict[str, list[Turn]], *, num_clients: int) -> dict[str, ob
     }
 
 
-def _loop(loaded: LoadedBuild, load: Load, num_in_flight: int) -> Turn:
-    loop = DecodeLoop(loaded.engine, loaded.tokenizer)
+def _loop(loaded: LoadedBuild, load: Load, num_in_flight: int, controller: SpeculationController) -> Turn:
+    loop = DecodeLoop(loaded.engine, loaded.tokenizer, controller=controller)
     started, cpu_started, num_responses = time.perf_counter(), time.process_time(), 0
     waiting = [
         replace(loaded.request(prompt, max_tokens=MAX_TOKENS, request_id=str(index)), draft_tokens=load.draft_tokens)
@@ -192,17 +203,19 @@ def _serve(server: TritonServer, load: Load, num_clients: int) -> Turn:
         return int(pieces[-1]["num_output_tokens"]), len(pieces)
 
     steps_before = _num_steps(server)
-    started, cpu_started, asking_started = time.perf_counter(), cpu_seconds(server.pid), time.process_time()
+    threads_before = thread_seconds(server.pid)
+    started, asking_started = time.perf_counter(), time.process_time()
     with ThreadPoolExecutor(num_clients) as pool:
         counts = list(pool.map(ask, load.prompts))
-    seconds, answering = time.perf_counter() - started, cpu_seconds(server.pid) - cpu_started
-    asking = time.process_time() - asking_started
+    seconds, asking = time.perf_counter() - started, time.process_time() - asking_started
+    taken = [total - threads_before.get(thread, 0.0) for thread, total in thread_seconds(server.pid).items()]
     return Turn(
         num_tokens=sum(tokens for tokens, _ in counts),
         num_responses=sum(responses for _, responses in counts),
         num_steps=_num_steps(server) - steps_before,
         seconds=seconds,
-        cpu_seconds=answering,
+        cpu_seconds=sum(taken),
+        serving_seconds=sum(taken) - max(taken),
         client_seconds=asking,
     )
 
@@ -210,9 +223,7 @@ def _serve(server: TritonServer, load: Load, num_clients: int) -> Turn:
 def _num_steps(server: TritonServer) -> int:
     """Steps that the server's loop has done; what is published a moment later counts too."""
     time.sleep(PUBLISHED_SECONDS)
-    with urllib.request.urlopen(f"http://{LOOPBACK}:{server.ports.metrics}/metrics") as response:
-        lines = response.read().decode().splitlines()
-    return int(sum(float(line.split()[-1]) for line in lines if line.startswith("peagle_engine_steps_total{")))
+    return int(read_metrics(server.ports.metrics)["peagle_engine_steps_total"])
 
 
 def _draft_tokens(text: str) -> DraftTokens:

@@ -74,6 +74,11 @@ class DecodeLoop:
         return len(self._waiting) > 0 or bool(self._active)
 
     @property
+    def num_open_slots(self) -> int:
+        """Slots that nobody has and nobody waits for."""
+        return max(0, len(self._slots) - len(self._waiting))
+
+    @property
     def load(self) -> LoopLoad:
         """What it is busy with. The one thing that another thread may ask for while the loop steps."""
         shapes = self._engine.shapes
