@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -102,3 +104,21 @@ def test_a_grammar_with_a_mark_reaches_the_engine_late(host: EngineHost, driver:
     assert np.flatnonzero(walk.allowed()).tolist() == byte_tokenizer().encode("a").ids
     response, _ = wait(ask(host, **sent, guided_decoding_start_ids=shaped([256], "INT32")))[0]
     assert "`guided_decoding_start_ids` holds a token id outside 0..255" in str(response.error())
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        (
+            {"embedding_bias_words": shaped([b"a"], "STRING"), "embedding_bias_weights": shaped([2e4], "FP32")},
+            "embedding_bias_weights",
+        ),
+        ({"logit_bias_ids": shaped([7], "INT32"), "logit_bias_values": shaped([-2e4], "FP32")}, "logit_bias_values"),
+        ({"text_input": shaped([b""], "STRING"), "input_ids": shaped([256], "INT32")}, "input_ids"),
+        ({"text_input": shaped([b""], "STRING"), "input_ids": shaped([-1], "INT32")}, "input_ids"),
+    ],
+)
+def test_the_input_that_was_sent_is_named(host: EngineHost, driver: Driver, sent: dict[str, Any], name: str) -> None:
+    response, _ = wait(ask(host, **sent))[0]
+    assert str(response.error()).startswith(f"`{name}` holds ")
+    assert driver.requests == {}
