@@ -20,9 +20,10 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and everything below it, user and system."""
-    return sum(_cpu_seconds(each) for each in tree(pid))
+def thread_seconds(pid: int) -> dict[str, float]:
+    """CPU time, user and system, of every thread of a process and of those below it."""
+    threads = [path for each in tree(pid) for path in Path(f"/proc/{each}/task").glob("*")]
+    return {path.name: _cpu_seconds(path) for path in threads}
 
 
 def memory_bytes(pid: int) -> int:
@@ -30,10 +31,10 @@ def memory_bytes(pid: int) -> int:
     return sum(_resident_bytes(each) for each in tree(pid))
 
 
-def _cpu_seconds(pid: int) -> float:
+def _cpu_seconds(thread: Path) -> float:
     try:
         # The fields follow the name, which stands in parentheses and may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = (thread / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,12 @@ from peagle_trt.errors import OverloadError, PeagleError, RequestError
 logger = logging.getLogger(__name__)
 
 OnChunk = Callable[[GenerationChunk], None]
+
+NEWCOMER_SHARE = 0.06
+"""What of a step's time the next one waits at most: for clients whose answers have just ended, and where the engine was
+idle for one request after another."""
+MAX_NEWCOMER_SECONDS = 0.005
+"""More than a client on the same machine takes to ask again, measured as 3 ms beside a busy engine."""
 
 
 class EngineThread:
@@ -31,6 +38,7 @@ class EngineThread:
         self._cancelled: list[str] = []
         self._callbacks: dict[str, OnChunk] = {}
         self._closing = False
+        self._num_ended = 0
         self._thread = threading.Thread(target=self._run, name="peagle-engine", daemon=True)
 
     def start(self) -> None:
@@ -73,19 +81,46 @@ class EngineThread:
         if self._thread.is_alive():
             self._thread.join()
 
+    def _wait_for_newcomers(self, step_seconds: float) -> None:
+        """Give clients whose answers have just ended a moment to ask again: a step costs much the same without them."""
+        num_missing = min(self._num_ended, self._loop.num_open_slots) if self._loop.has_work else 0
+        self._num_ended = 0
+        if num_missing:
+            self._changed.wait_for(
+                lambda: len(self._inbox) >= num_missing or self._closing, _newcomer_seconds(step_seconds)
+            )
+
+    def _wait_for_burst(self, step_seconds: float) -> None:
+        """Let requests that come to an idle engine together begin together: one that began alone would hold up the
+        others' prompts, of which a step reads little while an answer runs.
+        """
+        num_there = 0
+        while num_there < len(self._inbox) < self._loop.num_open_slots and not self._closing:
+            num_there = len(self._inbox)
+            self._changed.wait(_newcomer_seconds(step_seconds))
+
     def _run(self) -> None:
+        step_seconds = 0.0
         while True:
+            # Whoever asks again while this lasts is in time for the next step.
+            for chunk in self._loop.draft():
+                self._deliver(chunk)
             with self._changed:
+                self._wait_for_newcomers(step_seconds)
                 while not (self._inbox or self._cancelled or self._closing or self._loop.has_work):
                     self._changed.wait()
+                if not self._loop.has_work:
+                    self._wait_for_burst(step_seconds)
                 inbox, self._inbox = self._inbox, []
                 cancelled, self._cancelled = self._cancelled, []
                 closing = self._closing
             self._take(inbox)
             for request_id in [*cancelled, *(self._callbacks if closing else ())]:
                 self._loop.cancel(request_id)
+            started_at = time.perf_counter()
             for chunk in self._loop.step():
                 self._deliver(chunk)
+            step_seconds = time.perf_counter() - started_at
             if closing and not self._loop.has_work:
                 return
 
@@ -108,8 +143,13 @@ class EngineThread:
 
     def _deliver(self, chunk: GenerationChunk) -> None:
         last = chunk.finish_reason is not None
+        self._num_ended += chunk.finish_reason in ("stop", "length")
         on_chunk = self._callbacks.pop(chunk.request_id) if last else self._callbacks[chunk.request_id]
         _call(on_chunk, chunk)
+
+
+def _newcomer_seconds(step_seconds: float) -> float:
+    return min(NEWCOMER_SHARE * step_seconds, MAX_NEWCOMER_SECONDS)
 
 
 def _call(on_chunk: OnChunk, chunk: GenerationChunk) -> None:

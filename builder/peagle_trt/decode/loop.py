@@ -1,4 +1,4 @@
-"""The speculative loop: one target pass and one drafter pass a step, shared by every request in flight.
+"""The speculative loop: one drafter pass and one target pass a step, shared by every request in flight.
 
 A plain EAGLE-3 head takes a pass for every draft.
 """
@@ -64,6 +64,7 @@ class DecodeLoop:
         self._slots = Slots(engine.shapes.max_batch_size, reuses_prefixes=reuses_prefixes)
         self._drafting = Drafting(engine, self._controller, self.statistics, clock)
         self._shared_prompts = SharedPrompts(engine, self.statistics)
+        self._undrafted: tuple[list[Read], list[Sequence]] = ([], [])
         self._in_flight: set[str] = set()
         self._cancelled: set[str] = set()
 
@@ -71,6 +72,11 @@ class DecodeLoop:
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return len(self._waiting) > 0 or bool(self._active)
+
+    @property
+    def num_open_slots(self) -> int:
+        """Slots that nobody has and nobody waits for."""
+        return max(0, len(self._slots) - len(self._waiting))
 
     @property
     def load(self) -> LoopLoad:
@@ -109,13 +115,33 @@ class DecodeLoop:
         if request_id in self._in_flight:
             self._cancelled.add(request_id)
 
+    def draft(self) -> list[GenerationChunk]:
+        """Let the drafter read what the target read in the last step; without a call `step` begins with it.
+
+        What that step made ready need not wait for it: whoever hands that on first, and calls this then, has a client
+        that asks again at once in time for the next step.
+
+        Returns:
+            Last chunks of the requests whose drafts failed.
+        """
+        (reads, active), self._undrafted = self._undrafted, ([], [])
+        if not reads:
+            return []
+        try:
+            self._drafting.advance(reads)
+            # An answer of one token has ended by now, and its slot may be another's in the next step.
+            self._shared_prompts.hand_over(active)
+        except Exception as error:
+            return self._ended(self._fail_all(error))
+        return []
+
     def step(self) -> list[GenerationChunk]:
-        """Advance every request by one target pass and one drafter pass.
+        """Advance every request by one drafter pass and one target pass.
 
         Returns:
             What became ready to send; the last chunk of a request has a `finish_reason`.
         """
-        chunks: list[GenerationChunk] = []
+        chunks = self.draft()
         if self._cancelled:
             chunks += self._drop("cancelled", lambda request, due_at: request.request_id in self._cancelled)
             self._cancelled.clear()
@@ -124,21 +150,21 @@ class DecodeLoop:
             chunks += self._drop("deadline", lambda request, due_at: due_at <= now)
         self._admit()
         if self._active:
-            chunks += self._advance_and_collect()
+            chunks += self._verify_and_collect()
+        return self._ended(chunks)
+
+    def _ended(self, chunks: list[GenerationChunk]) -> list[GenerationChunk]:
         self._in_flight -= {chunk.request_id for chunk in chunks if chunk.finish_reason is not None}
         return chunks
 
-    def _advance_and_collect(self) -> list[GenerationChunk]:
+    def _verify_and_collect(self) -> list[GenerationChunk]:
         try:
-            self._advance()
+            self._verify()
         except Exception as error:
-            # The boundary to the backend: requests in flight must hear of a failure, whatever it was.
-            names = ", ".join(f"`{sequence.request.request_id}`" for sequence in self._active)
-            logger.exception("a decode step failed, and with it %s", names)
-            return self._fail_all(f"{type(error).__name__}: {error}")
+            return self._fail_all(error)
         return self._collect()
 
-    def _advance(self) -> None:
+    def _verify(self) -> None:
         self._shared_prompts.hand_over(self._active)
         rows = self._plan_rows()
         by_slot = {sequence.slot: sequence for sequence in self._active}
@@ -146,9 +172,7 @@ class DecodeLoop:
         outputs = self._engine.run_target(rows)
         reads = [_take(by_slot[item.slot], item, output) for item, output in zip(rows, outputs, strict=True)]
         self._count_step(reads, self._clock() - started_at)
-        self._drafting.advance(reads)
-        # An answer of one token ends here, and its slot may be another's in the next step.
-        self._shared_prompts.hand_over(self._active)
+        self._undrafted = (reads, list(self._active))
 
     def _plan_rows(self) -> list[TargetRows]:
         """Every answer's verify rows, and chunks of prompts, as long as the answers can wait for."""
@@ -220,12 +244,16 @@ class DecodeLoop:
         finished = [sequence for sequence in self._active if sequence.finish_reason is not None]
         return never_started + (self._collect() if finished else [])
 
-    def _fail_all(self, error: str) -> list[GenerationChunk]:
+    def _fail_all(self, error: Exception) -> list[GenerationChunk]:
+        """The boundary to the backend: requests in flight must hear of a failure, whatever it was."""
+        names = ", ".join(f"`{sequence.request.request_id}`" for sequence in self._active)
+        logger.error("a decode step failed, and with it %s", names, exc_info=error)
+        reason = f"{type(error).__name__}: {error}"
         chunks = []
         for sequence in self._active:
             # A sequence that had already finished in this very step still gets its answer.
             sequence.finish("error")
-            chunk = sequence.chunk(error if sequence.finish_reason == "error" else "")
+            chunk = sequence.chunk(reason if sequence.finish_reason == "error" else "")
             assert chunk is not None
             chunks.append(chunk)
             # Nobody knows what the pass that failed has written.

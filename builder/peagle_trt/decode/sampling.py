@@ -14,6 +14,9 @@ from peagle_trt.decode.guide import GuideBars
 from peagle_trt.decode.request import SamplingSettings
 from peagle_trt.errors import RequestError
 
+MAX_BIAS = 1e4
+"""Largest that may be added to a logit or taken from it; beyond it float32 keeps little of the logit itself."""
+
 
 def check_sampling(settings: SamplingSettings) -> None:
     """Refuse settings without a meaning.
@@ -36,8 +39,8 @@ def check_sampling(settings: SamplingSettings) -> None:
     if not 0.0 < settings.top_p <= 1.0:
         raise RequestError(f"`top_p` is {settings.top_p}; expected above 0 and at most 1")
     for token_id, bias in settings.logit_bias:
-        if not -1e4 <= bias <= 1e4:
-            raise RequestError(f"`logit_bias` of token {token_id} is {bias}; expected -1e4..1e4")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise RequestError(f"`logit_bias` of token {token_id} is {bias}; expected {-MAX_BIAS:g}..{MAX_BIAS:g}")
     if settings.seed is not None and settings.seed < 0:
         raise RequestError(f"`seed` is {settings.seed}; expected 0 or more")
 

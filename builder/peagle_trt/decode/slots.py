@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_SHARED_TOKENS = 16
-"""A shorter common start is not worth a slot that is out of turn: every template has one."""
+"""A shorter common start is not worth a slot that is out of turn, unless it is the whole prompt: every template has
+one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,8 @@ class Slots:
         """
         found = {slot: _shared(prompt_ids, leftover, drafts) for slot, leftover in self._free.items()}
         best = max(found, key=lambda slot: found[slot])
-        if found[best] < MIN_SHARED_TOKENS:
+        # Of a whole prompt all but the last token can be shared.
+        if found[best] < min(MIN_SHARED_TOKENS, len(prompt_ids) - 1):
             best = next(iter(self._free))
             found[best] = 0
         leftover = self._free.pop(best)

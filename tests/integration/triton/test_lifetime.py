@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,34 @@ def test_a_stopped_server_leaves_no_process_and_no_shared_memory(repository: Pat
     with TritonServer(repository, choose_ports(), log_path=tmp_path / "log") as server:
         processes = [server.pid, *children(server.pid)]
         assert shared_memory.regions(server.shared_memory_prefix)
+    assert shared_memory.regions(server.shared_memory_prefix) == []
+    assert [pid for pid in processes if is_running(pid)] == []
+
+
+TIME_IS_UP = "Exit timeout expired"
+
+
+def test_a_server_that_has_answered_everybody_unloads_its_models_in_order(repository: Path, tmp_path: Path) -> None:
+    with TritonServer(repository, choose_ports(), log_path=tmp_path / "log") as server:
+        client = HttpClient(server.ports.http)
+        with ThreadPoolExecutor(8) as pool:
+            asked = [{"text_input": f"{number} + 1", "max_tokens": 8} for number in range(16)]
+            assert len(list(pool.map(client.generate, asked))) == 16
+    log = (tmp_path / "log").read_text()
+    assert TIME_IS_UP not in log
+    assert "successfully unloaded 'peagle' version 1" in log
+
+
+def test_an_open_connection_takes_the_time_that_the_models_would_need(repository: Path, tmp_path: Path) -> None:
+    # Triton has one time limit for both, and waits for connections first: those that still answer, and idle ones.
+    with TritonServer(repository, choose_ports(), log_path=tmp_path / "log") as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.ports.http)
+        connection.request("GET", "/v2/health/ready")
+        assert connection.getresponse().read() == b""
+        processes = [server.pid, *children(server.pid)]
+    connection.close()
+    assert TIME_IS_UP in (tmp_path / "log").read_text()
+    # What it leaves behind so is removed from outside.
     assert shared_memory.regions(server.shared_memory_prefix) == []
     assert [pid for pid in processes if is_running(pid)] == []
 

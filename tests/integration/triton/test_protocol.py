@@ -86,3 +86,15 @@ def test_a_sequence_is_refused_by_name_over_infer(served: Served) -> None:
     assert "outputs" in post(served, "preprocessing/infer", body)[1]
     _, refused = post(served, "preprocessing/infer", body | {"parameters": {"sequence_id": 7}})
     assert "`sequence_id` is not supported" in refused["error"]
+
+
+@pytest.mark.parametrize(("sent", "found"), [(2**31, -(2**31)), (2**32, 0), (2**63 - 1, -1)])
+def test_a_number_beyond_32_bits_that_comes_out_wrong_is_refused_by_name(served: Served, sent: int, found: int) -> None:
+    _, answer = post(served, "peagle/generate", ASK | {"max_tokens": sent})
+    assert answer["error"] == f"`max_tokens` is `{found}`, expected 1 or more"
+
+
+def test_one_that_comes_out_right_cannot_be_told_from_another(served: Served) -> None:
+    # Triton's own reader of JSON drops what is above 32 bits; docs/serving.md says so.
+    _, answer = post(served, "peagle/generate", ASK | {"max_tokens": 2**32 + 5, "end_id": -1})
+    assert answer["num_output_tokens"] == 5

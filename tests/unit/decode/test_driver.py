@@ -91,3 +91,46 @@ def test_closing_cancels_what_is_in_flight_and_refuses_what_follows(thread: Engi
     assert collector.wait()[-1].finish_reason == "cancelled"
     with pytest.raises(RequestError, match="shutting down"):
         thread.submit(request("y"), Collector())
+
+
+def test_a_step_gives_clients_whose_answers_ended_a_moment_to_ask_again(
+    thread: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(thread._changed, "wait_for", lambda is_there, seconds: waits.append(seconds), raising=False)
+    alone = Collector()
+    thread.submit(request("alone"), alone)
+    alone.wait()
+    # Nobody else has a next step that could wait.
+    assert waits == []
+    long, short = Collector(), Collector()
+    thread.submit(request("long", max_tokens=400), long)
+    thread.submit(request("short", max_tokens=1), short)
+    long.wait()
+    thread.close()
+    assert len(waits) == 1
+    assert 0 < waits[0] < 1
+
+
+def test_requests_that_come_together_to_an_idle_engine_begin_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = DecodeLoop(MarkovEngine(max_batch_size=4), None)
+    thread = EngineThread(loop)
+    collectors = [Collector() for _ in range(3)]
+    idle = thread._changed.wait
+
+    def wait(seconds: float | None = None) -> bool:
+        """A moment in which another one comes, as long as there is another."""
+        if seconds is None:
+            return idle()
+        if loop.statistics.num_requests + len(thread._inbox) < len(collectors):
+            number = len(thread._inbox)
+            thread.submit(request(str(number), max_tokens=1), collectors[number])
+        return True
+
+    monkeypatch.setattr(thread._changed, "wait", wait, raising=False)
+    thread.submit(request("0", max_tokens=1), collectors[0])
+    thread.start()
+    for collector in collectors:
+        collector.wait()
+    thread.close()
+    assert loop.statistics.num_steps == 1

@@ -203,3 +203,29 @@ def test_a_broken_engine_ends_every_request_with_the_reason() -> None:
     engine.fails_at = None
     loop.submit(request("a"))
     assert tokens(run(loop)["a"]) == greedy_answer(engine, (1, 2), 20)
+
+
+def test_what_a_step_made_ready_needs_no_drafter() -> None:
+    loop = DecodeLoop(MarkovEngine(agreement=1.0), None)
+    loop.submit(request("a", draft_tokens=3))
+    assert tokens(loop.step())
+    assert loop.statistics.num_drafter_passes == 0
+    assert loop.draft() == []
+    assert loop.statistics.num_drafter_passes == 1
+    # The next step begins with what nobody did before it, and does nothing twice.
+    loop.step()
+    assert loop.statistics.num_drafter_passes == 1
+    loop.step()
+    assert loop.statistics.num_drafter_passes == 2
+
+
+def test_a_drafter_that_breaks_ends_what_still_runs_and_no_answer_that_was_whole() -> None:
+    engine = MarkovEngine(agreement=1.0)
+    loop = DecodeLoop(engine, None)
+    loop.submit(request("short", max_tokens=1))
+    loop.submit(request("long"))
+    assert [chunk.request_id for chunk in loop.step() if chunk.finish_reason == "length"] == ["short"]
+    engine.run_drafter = lambda rows, draft_tokens: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    (chunk,) = loop.draft()
+    assert (chunk.request_id, chunk.finish_reason) == ("long", "error")
+    assert not loop.has_work

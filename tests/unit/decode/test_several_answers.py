@@ -123,15 +123,17 @@ def test_where_the_first_is_cancelled_the_next_one_reads() -> None:
     assert found == {name: tokens for name, tokens in expected.items() if name != "a.0"}
 
 
-def test_answers_that_wait_for_a_slot_go_on_from_what_another_left() -> None:
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:9], PROMPT[:1]], ids=len)
+@pytest.mark.parametrize("draft_tokens", [0, 1])
+def test_answers_that_wait_for_a_slot_go_on_from_what_another_left(prompt: tuple[int, ...], draft_tokens: int) -> None:
     engine = MarkovEngine(max_sequence_length=400, max_batch_size=2)
-    requests = sequence_requests(ask(PROMPT, draft_tokens=0, max_tokens=4), 5)
+    requests = sequence_requests(ask(prompt, draft_tokens=draft_tokens, max_tokens=4, sampling=SamplingSettings()), 5)
     expected = alone(engine, requests)
     engine.num_rows_read = 0
     loop = DecodeLoop(engine, None)
     assert run(loop, requests) == expected
-    # Five answers of four tokens: the first token of each comes with the prompt.
-    assert engine.num_rows_read == len(PROMPT) + 4 + 5 * 3
+    # The first token of each answer comes with the prompt, which is read once but for its last token.
+    assert loop.statistics.num_reused_tokens == 4 * (len(prompt) - 1)
 
 
 GROUPS = st.lists(

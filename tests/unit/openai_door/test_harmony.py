@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,31 +18,15 @@ from peagle_trt.openai_door.harmony_vocabulary import _letters, load_encoding, s
 from peagle_trt.openai_door.jobs import JobMaker
 from peagle_trt.openai_door.reading import read_fields
 from peagle_trt.openai_door.refusals import RefusalError
+from tests.support.harmony_vocabulary import bytewise_tokenizer, vocabulary
 from tests.unit.deploy.conftest import byte_tokenizer, plain_manifest
 
-# Ids 199998 onwards.
-ADDED = ["<|startoftext|>", "<|endoftext|>", "<|r0|>", "<|r1|>", "<|return|>", "<|constrain|>", "<|r4|>", "<|channel|>"]
-ADDED += ["<|start|>", "<|end|>", "<|message|>", "<|r9|>", "<|r10|>", "<|r11|>", "<|call|>"]
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bonn"}'}}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells the weather."}}
 
 
-def vocabulary() -> dict[str, int]:
-    # Found, not imported: importing it warns.
-    spec = importlib.util.find_spec("bpe_openai")
-    assert spec is not None and spec.origin is not None
-    path = Path(spec.origin).parent / "data" / "o200k_base.tiktoken.gz"
-    letters = {byte: letter for letter, byte in _letters().items()}
-    entries = (line.split() for line in gzip.decompress(path.read_bytes()).splitlines())
-    return {"".join(letters[byte] for byte in base64.b64decode(token)): int(rank) for token, rank in entries}
-
-
 def tokenizer(vocab: dict[str, int]) -> TextTokenizer:
-    from tokenizers import Tokenizer, models
-
-    bytewise = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    bytewise.add_special_tokens(ADDED)
-    return TextTokenizer(bytewise, None)
+    return TextTokenizer(bytewise_tokenizer(vocab), None)
 
 
 @pytest.fixture(scope="module")

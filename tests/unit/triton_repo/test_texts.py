@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from peagle_trt_repo.outputs import shaped
 from peagle_trt_repo.tensors import ensemble_steps
 from peagle_trt_repo.texts import postprocess, preprocess
+from tests.support.fake_triton import Request
 
 
 class ByteTokenizer:
@@ -28,17 +28,17 @@ class ChatTokenizer(ByteTokenizer):
     has_chat_template = True
 
 
-def test_a_prompt_becomes_ids(pb_utils: ModuleType, make_request: Any) -> None:
-    request = make_request(QUERY=shaped([b"hi"], "STRING"), REQUEST_OUTPUT_LEN=shaped([4], "INT32"))
+def test_a_prompt_becomes_ids(pb_utils: Any) -> None:
+    request = Request(QUERY=shaped([b"hi"], "STRING"), REQUEST_OUTPUT_LEN=shaped([4], "INT32"))
     arrays = preprocess(request, ByteTokenizer()).arrays
     assert arrays["INPUT_ID"].tolist() == [[104, 105]]
     assert arrays["REQUEST_INPUT_LEN"].tolist() == [[2]]
     assert arrays["REQUEST_OUTPUT_LEN"].tolist() == [[4]]
 
 
-def test_a_turn_goes_into_the_template(pb_utils: ModuleType, make_request: Any) -> None:
+def test_a_turn_goes_into_the_template(pb_utils: Any) -> None:
     sent = {"QUERY": shaped([b"hi"], "STRING"), "REQUEST_OUTPUT_LEN": shaped([4], "INT32")}
-    request = make_request(**sent, APPLY_CHAT_TEMPLATE=shaped([True], "BOOL"))
+    request = Request(**sent, APPLY_CHAT_TEMPLATE=shaped([True], "BOOL"))
     assert preprocess(request, ChatTokenizer()).arrays["INPUT_ID"].tolist() == [list(b"<hi>")]
 
 
@@ -59,15 +59,15 @@ def test_a_turn_goes_into_the_template(pb_utils: ModuleType, make_request: Any) 
     ],
 )
 def test_a_request_that_cannot_be_read_is_answered_with_the_reason(
-    pb_utils: ModuleType, make_request: Any, sent: dict[str, Any], message: str
+    pb_utils: Any, sent: dict[str, Any], message: str
 ) -> None:
-    error = preprocess(make_request(**sent), ByteTokenizer()).error
+    error = preprocess(Request(**sent), ByteTokenizer()).error()
     assert message in str(error)
-    assert error.code == "invalid"
+    assert error.code() == "invalid"
 
 
-def test_ids_become_text_up_to_the_length_the_engine_gives(pb_utils: ModuleType, make_request: Any) -> None:
-    request = make_request(
+def test_ids_become_text_up_to_the_length_the_engine_gives(pb_utils: Any) -> None:
+    request = Request(
         TOKENS_BATCH=shaped(list("héé".encode()), "INT32"),
         SEQUENCE_LENGTH=shaped([5], "INT32"),
         TEXT_BYTES=shaped([3], "INT32"),
@@ -75,8 +75,8 @@ def test_ids_become_text_up_to_the_length_the_engine_gives(pb_utils: ModuleType,
     assert postprocess(request, ByteTokenizer()).arrays["OUTPUT"].tolist() == [["hé".encode()]]
 
 
-def test_no_ids_become_no_text(pb_utils: ModuleType, make_request: Any) -> None:
-    request = make_request(TOKENS_BATCH=shaped([], "INT32"), SEQUENCE_LENGTH=shaped([0], "INT32"))
+def test_no_ids_become_no_text(pb_utils: Any) -> None:
+    request = Request(TOKENS_BATCH=shaped([], "INT32"), SEQUENCE_LENGTH=shaped([0], "INT32"))
     assert postprocess(request, ByteTokenizer()).arrays["OUTPUT"].tolist() == [[b""]]
 
 
@@ -87,12 +87,12 @@ def test_every_internal_tensor_of_the_ensemble_is_written_once_and_read() -> Non
     assert sorted(written) == sorted(read)
 
 
-def test_a_sequence_is_refused_with_the_code_that_was_asked_for(pb_utils: ModuleType, make_request: Any) -> None:
-    request = make_request(QUERY=shaped([b"hi"], "STRING"), REQUEST_OUTPUT_LEN=shaped([4], "INT32"))
-    request.flags = lambda: 2
-    assert str(preprocess(request, ByteTokenizer()).error).startswith("`sequence_end` is not supported")
-    request.parameters = lambda: '{"peagle_error_codes": true}'
-    assert str(preprocess(request, ByteTokenizer()).error).startswith("INVALID_ARG: `sequence_end`")
+def test_a_sequence_is_refused_with_the_code_that_was_asked_for(pb_utils: Any) -> None:
+    request = Request(QUERY=shaped([b"hi"], "STRING"), REQUEST_OUTPUT_LEN=shaped([4], "INT32"))
+    request.sequence_flags = 2
+    assert str(preprocess(request, ByteTokenizer()).error()).startswith("`sequence_end` is not supported")
+    request.beside = {"peagle_error_codes": True}
+    assert str(preprocess(request, ByteTokenizer()).error()).startswith("INVALID_ARG: `sequence_end`")
 
 
 class MarkedTokenizer(ByteTokenizer):
@@ -102,8 +102,6 @@ class MarkedTokenizer(ByteTokenizer):
         return [1] * add_special_tokens + list(text.encode())
 
 
-def test_tokens_that_a_tokenizer_puts_before_a_text_are_part_of_the_prompt(
-    pb_utils: ModuleType, make_request: Any
-) -> None:
-    request = make_request(QUERY=shaped([b" hi\n"], "STRING"), REQUEST_OUTPUT_LEN=shaped([4], "INT32"))
+def test_tokens_that_a_tokenizer_puts_before_a_text_are_part_of_the_prompt(pb_utils: Any) -> None:
+    request = Request(QUERY=shaped([b" hi\n"], "STRING"), REQUEST_OUTPUT_LEN=shaped([4], "INT32"))
     assert preprocess(request, MarkedTokenizer()).arrays["INPUT_ID"].tolist() == [[1, *b" hi\n"]]

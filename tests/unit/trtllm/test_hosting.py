@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +15,8 @@ from peagle_trt.errors import PlanError
 from peagle_trt.trtllm.hosting.classic import ClassicDoor
 from peagle_trt.trtllm.hosting.llmapi import LlmApiHost
 from peagle_trt.trtllm.hosting.settings import forget_launcher, read_llm_settings
+from tests.support import fake_triton
+from tests.support.fake_triton import Request, Response, Tensor
 from tests.support.fake_trtllm import FakeLLM, installed
 
 SETTINGS: dict[str, Any] = {
@@ -29,89 +27,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Tensor:
-    def __init__(self, name: str, array: Any) -> None:
-        self._name, self._array = name, array
-
-    def name(self) -> str:
-        return self._name
-
-    def as_numpy(self) -> Any:
-        return self._array
-
-
-class Response:
-    def __init__(self, output_tensors: list[Tensor], error: Any = None) -> None:
-        self._tensors, self._error = output_tensors, error
-
-    def has_error(self) -> bool:
-        return self._error is not None
-
-    def error(self) -> Any:
-        return self._error
-
-    def output_tensors(self) -> list[Tensor]:
-        return self._tensors
-
-
-class TritonError(Exception):
-    INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = "invalid", "unavailable", "internal", "cancelled"
-
-    def __init__(self, text: str, code: str) -> None:
-        super().__init__(text)
-        self.text, self.code = text, code
-
-    def message(self) -> str:
-        return self.text
-
-
-class Request:
-    """A request whose responses are collected until the last."""
-
-    def __init__(self, arrays: dict[str, Any], *, cancels_after: int = 1000) -> None:
-        self.arrays, self.responses, self.is_done = arrays, list[Response](), threading.Event()
-        self._cancels_after = cancels_after
-        self.beside: dict[str, object] = {}
-        self.limit, self.sequence = 0, 0
-
-    def inputs(self) -> list[Tensor]:
-        return [Tensor(name, array) for name, array in self.arrays.items()]
-
-    def parameters(self) -> str:
-        return json.dumps(self.beside)
-
-    def timeout(self) -> int:
-        return self.limit
-
-    def correlation_id(self) -> int | str:
-        return self.sequence
-
-    def flags(self) -> int:
-        return 0
-
-    def get_response_sender(self) -> Request:
-        return self
-
-    def is_cancelled(self) -> bool:
-        return len(self.responses) >= self._cancels_after
-
-    def send(self, response: Any = None, flags: int = 0) -> None:
-        self.responses.append(response)
-        if flags:
-            self.is_done.set()
-
-    def wait(self) -> list[dict[str, Any]]:
-        assert self.is_done.wait(20)
-        return [{t.name(): t.as_numpy().reshape(-1)[0] for t in each.output_tensors()} for each in self.responses]
-
-
 @pytest.fixture
 def pb_utils(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module: Any = ModuleType("triton_python_backend_utils")
-    module.Tensor, module.InferenceResponse, module.TritonError = Tensor, Response, TritonError
-    module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
-    return module
+    return fake_triton.install(monkeypatch)
 
 
 @pytest.fixture
@@ -131,13 +49,12 @@ def door(host: LlmApiHost, pb_utils: Any) -> Iterator[ClassicDoor]:
     class Inner(Request):
         def __init__(self, *, model_name: str, requested_output_names: list[str], inputs: list[Tensor]) -> None:
             assert model_name == "tensorrt_llm"
-            super().__init__({tensor.name(): tensor.as_numpy() for tensor in inputs})
+            super().__init__(**{tensor.name(): tensor.as_numpy() for tensor in inputs})
 
         def exec(self, *, decoupled: bool) -> list[Response]:
             assert decoupled
             host.accept(self)
-            self.wait()
-            return [*self.responses, Response([])]
+            return [*(response for response, _ in self.sender.wait()), Response([])]
 
     pb_utils.InferenceRequest = Inner
     door = ClassicDoor()
@@ -159,16 +76,20 @@ def text(value: str) -> Any:
 
 
 def ask(host: Any, **arrays: Any) -> list[dict[str, Any]]:
-    request = Request(arrays)
-    host.accept(request)
-    return request.wait()
+    return [
+        {name: array.reshape(-1)[0] for name, array in response.arrays.items()}
+        for response in responses_of(host, Request(**arrays))
+    ]
 
 
 def error_of(host: Any, **arrays: Any) -> tuple[str, str]:
-    request = Request(arrays)
+    error = responses_of(host, Request(**arrays))[-1].error()
+    return error.code(), error.message()
+
+
+def responses_of(host: Any, request: Request) -> list[Response]:
     host.accept(request)
-    request.wait()
-    return request.responses[-1].error().code, request.responses[-1].error().message()
+    return [response for response, _ in request.sender.wait()]
 
 
 def test_paths_mean_the_builds_folder(host: LlmApiHost, tmp_path: Path) -> None:
@@ -226,20 +147,18 @@ def test_a_fault_is_answered(host: LlmApiHost, arrays: dict[str, Any], code: str
 def test_what_comes_beside_the_tensors_is_refused_by_name(
     request: pytest.FixtureRequest, kind: str, beside: dict[str, object], limit: int, sequence: int, name: str
 ) -> None:
-    asked = Request({"text_input": text("a b")[None], "max_tokens": np.array([[2]], np.int32)})
-    asked.beside, asked.limit, asked.sequence = beside | {"peagle_error_codes": True}, limit, sequence
-    request.getfixturevalue(kind).accept(asked)
-    asked.wait()
-    message = asked.responses[-1].error().message()
+    asked = Request(text_input=text("a b")[None], max_tokens=np.array([[2]], np.int32))
+    asked.beside, asked.limit_microseconds, asked.sequence = beside | {"peagle_error_codes": True}, limit, sequence
+    message = responses_of(request.getfixturevalue(kind), asked)[-1].error().message()
     assert message.startswith(f"INVALID_ARG: `{name}` is n")
 
 
 def test_a_client_that_left_stops_the_answer(host: LlmApiHost) -> None:
-    request = Request({"text_input": text("a b c d e"), "streaming": np.array([True])}, cancels_after=2)
-    host.accept(request)
-    request.wait()
-    assert len(request.responses) == 3
-    assert request.responses[-1].error().code == "cancelled"
+    request = Request(text_input=text("a b c d e"), streaming=np.array([True]))
+    request.sender.leaves_after = 2
+    responses = responses_of(host, request)
+    assert len(responses) == 3
+    assert responses[-1].error().code() == "cancelled"
 
 
 def test_a_classic_client_gets_the_prompt_and_the_answer(door: ClassicDoor) -> None:

@@ -66,6 +66,9 @@ class Reply:
         on_finish: Called with the last chunk of every answer, after what was sent of it.
         parts: The answers, in order.
         is_closed: Whether the client has its last response, answers still running or not.
+        has_left: Whether the client was found to have left.
+        num_chunks: What its answers have received.
+        num_looked: How much of that was there when the client was last looked for.
     """
 
     sender: ResponseSender
@@ -76,9 +79,26 @@ class Reply:
     on_finish: Callable[[GenerationChunk], None]
     parts: list[Part]
     is_closed: bool = False
+    has_left: bool = False
+    num_chunks: int = 0
+    num_looked: int = 0
+
+    def is_unwanted(self) -> bool:
+        """Whether nobody waits for what its answers still make. Asks the server, but only once between two chunks.
+
+        To ask is a round trip to another process, and what comes of it comes at a step's end.
+        """
+        if self.is_closed or self.has_left:
+            # Of several answers one may have failed, and the rest are of no use any more.
+            return True
+        if self.num_chunks == 0 or self.num_chunks != self.num_looked:
+            self.num_looked = self.num_chunks
+            self.has_left = self.sender.is_cancelled()
+        return self.has_left
 
     def receive(self, index: int, chunk: GenerationChunk) -> None:
         """Takes what one step added to one answer and sends what can be sent."""
+        self.num_chunks += 1
         part = self.parts[index]
         part.add(chunk)
         if chunk.finish_reason is not None:

@@ -195,8 +195,8 @@ class EngineHost:
         """Looks for clients that left, and publishes the counters. Runs in the writer's thread, as `_finish` does."""
         with self._lock:
             replies = list(self._replies.items())
+        unwanted = {key for key, reply in {id(reply): reply for _, reply in replies}.items() if reply.is_unwanted()}
         for request_id, reply in replies:
-            # Of several answers one may have failed, and the rest are of no use any more.
-            if reply.is_closed or reply.sender.is_cancelled():
+            if id(reply) in unwanted:
                 self._driver.cancel(request_id)
         self._counters.publish()

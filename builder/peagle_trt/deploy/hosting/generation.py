@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from peagle_trt.decode.guidance import GuideCompiler, GuideKind, GuideSettings
 from peagle_trt.decode.guide import Guide
 from peagle_trt.decode.late_guide import LateGuide
 from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
+from peagle_trt.decode.sampling import MAX_BIAS
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo.inputs import AUTO_DRAFT_TOKENS, GUIDE, GUIDE_START, RequestFields
@@ -37,7 +39,7 @@ def make_generation_request(
         deadline_seconds: When its time is up.
 
     Raises:
-        InvalidRequestError: Nothing is left to continue, or a token is none of the target's.
+        InvalidRequestError: Nothing is left to continue, a token is none of the target's, or a bias is out of range.
         RequestError: The grammar is none.
     """
     prompt_ids = fields.prompt_ids or tuple(
@@ -53,6 +55,8 @@ def make_generation_request(
     }
     for name, ids in named.items():
         _check_ids(name, ids, manifest.target.vocab_size)
+    _check_biases("embedding_bias_weights", fields.bias_words)
+    _check_biases("logit_bias_values", fields.token_biases)
     return GenerationRequest(
         request_id=request_id,
         prompt_ids=prompt_ids,
@@ -72,6 +76,12 @@ def make_generation_request(
 def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
     if not 0 <= min(ids, default=0) <= max(ids, default=0) < vocab_size:
         raise InvalidRequestError(f"`{name}` holds a token id outside 0..{vocab_size - 1}")
+
+
+def _check_biases(name: str, biases: Sequence[tuple[object, float]]) -> None:
+    for _, bias in biases:
+        if abs(bias) > MAX_BIAS:
+            raise InvalidRequestError(f"`{name}` holds {bias:g}, expected {-MAX_BIAS:g}..{MAX_BIAS:g}")
 
 
 def _guide(fields: RequestFields, guides: GuideCompiler, vocab_size: int) -> Guide | None:

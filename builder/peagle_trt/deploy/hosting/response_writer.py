@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 Entry = tuple[Answer, GenerationChunk]
 
+LOOK_SHARE = 0.1
+"""Share of the thread's time that looks may take: with hundreds of requests in flight each takes a while."""
+
 
 class ResponseWriter:
     """Hands chunks to their answers, in the order they were made, and in between looks after the requests in flight.
@@ -24,7 +27,7 @@ class ResponseWriter:
     twelve clients; `TRITONBACKEND_ResponseFactoryIsCancelled`).
 
     Args:
-        check: Called about every `check_period_seconds`, from this thread.
+        check: Called about every `check_period_seconds`, from this thread; more rarely where it takes long.
         check_period_seconds: Time between two calls.
     """
 
@@ -54,9 +57,11 @@ class ResponseWriter:
                 _deliver(*entry)
             except queue.Empty:
                 pass
-            if time.monotonic() >= check_at:
+            started_at = time.monotonic()
+            if started_at >= check_at:
                 self._look()
-                check_at = time.monotonic() + self._check_period_seconds
+                ended_at = time.monotonic()
+                check_at = ended_at + max(self._check_period_seconds, (ended_at - started_at) / LOOK_SHARE)
 
     def _look(self) -> None:
         try:

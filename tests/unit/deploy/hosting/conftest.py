@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,10 +16,11 @@ from peagle_trt.deploy.hosting.serving_metrics import ServingMetrics
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo.outputs import shaped
+from tests.support import fake_triton
+from tests.support.fake_triton import Request, Response, Sender
 
 from ..conftest import TEMPLATE, Published, byte_tokenizer
 
-FINAL = 1
 METRICS = RequestMetrics(
     num_prompt_tokens=2,
     num_output_tokens=6,
@@ -34,76 +32,6 @@ METRICS = RequestMetrics(
     time_to_first_token_seconds=0.1,
     total_seconds=0.2,
 )
-
-
-class Response:
-    def __init__(self, output_tensors: list[Any], error: Any = None) -> None:
-        self.arrays = {tensor.name: tensor.array for tensor in output_tensors}
-        self.error = error
-
-
-class Tensor:
-    def __init__(self, name: str, array: NDArray[np.generic]) -> None:
-        self.name, self.array = name, array
-
-
-class TritonError(Exception):
-    INVALID_ARG, UNAVAILABLE, INTERNAL, CANCELLED = "invalid", "unavailable", "internal", "cancelled"
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Sender:
-    """A client."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[Response, int]] = []
-        self.has_left = False
-        self.is_done = threading.Event()
-
-    def send(self, response: Any = None, flags: int = 0) -> None:
-        self.sent.append((response, flags))
-        if flags == FINAL:
-            self.is_done.set()
-
-    def is_cancelled(self) -> bool:
-        return self.has_left
-
-
-class Request:
-    """One request of a client."""
-
-    def __init__(self, **arrays: NDArray[np.generic]) -> None:
-        self.sender = Sender()
-        self._arrays = arrays
-
-    def parameters(self) -> str:
-        return ""
-
-    def timeout(self) -> int:
-        return 0
-
-    def correlation_id(self) -> int | str:
-        return 0
-
-    def flags(self) -> int:
-        return 0
-
-    def request_id(self) -> str:
-        return "mine"
-
-    def inputs(self) -> list[Any]:
-        class Input:
-            def __init__(self, name: str, array: NDArray[np.generic]) -> None:
-                self.name = lambda: name
-                self.as_numpy = lambda: array
-
-        return [Input(name, array) for name, array in self._arrays.items()]
-
-    def get_response_sender(self) -> Sender:
-        return self.sender
 
 
 class Driver:
@@ -138,12 +66,7 @@ class Driver:
 
 @pytest.fixture(autouse=True)
 def pb_utils(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("triton_python_backend_utils")
-    module.Tensor = Tensor  # type: ignore[attr-defined]
-    module.InferenceResponse = Response  # type: ignore[attr-defined]
-    module.TritonError = TritonError  # type: ignore[attr-defined]
-    module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = FINAL  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+    fake_triton.install(monkeypatch)
 
 
 @pytest.fixture
@@ -170,8 +93,7 @@ def ask(host: EngineHost, **extra: NDArray[np.generic]) -> Sender:
 
 def wait(sender: Sender) -> list[tuple[Response, int]]:
     """What a client got once its answer ended."""
-    assert sender.is_done.wait(5)
-    return sender.sent
+    return sender.wait()
 
 
 def texts(sent: list[tuple[Response, int]]) -> list[str]:

@@ -8,8 +8,9 @@ import pytest
 from peagle_trt.decode.request import TokenLogProb
 from peagle_trt.deploy.hosting.engine_host import EngineHost
 from peagle_trt_repo.outputs import shaped
+from tests.support.fake_triton import FINAL
 
-from .conftest import FINAL, METRICS, STREAM, Driver, ask, texts, wait
+from .conftest import METRICS, STREAM, Driver, ask, texts, wait
 
 
 def test_a_whole_answer_is_one_response(host: EngineHost, driver: Driver) -> None:

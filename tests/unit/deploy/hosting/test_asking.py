@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,10 @@ from peagle_trt.deploy.hosting.serving_metrics import ServingMetrics
 from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.spec import EngineManifest
 from peagle_trt_repo.outputs import shaped
+from tests.support.fake_triton import Request
 
 from ..conftest import TEMPLATE, Published, byte_tokenizer
-from .conftest import Driver, Request, ask, wait
+from .conftest import Driver, ask, wait
 
 
 def test_the_models_own_end_tokens_hold_unless_the_client_names_one(host: EngineHost, driver: Driver) -> None:
@@ -65,7 +68,7 @@ def test_a_turn_goes_into_the_template(host: EngineHost, driver: Driver) -> None
 def test_a_clients_time_limit_and_priority_reach_the_engine(host: EngineHost, driver: Driver) -> None:
     sent = {"text_input": shaped([b"hi"], "STRING"), "max_tokens": shaped([6], "INT32")}
     request = Request(**sent, priority=shaped([-3], "INT32"))
-    request.timeout = lambda: 250_000  # type: ignore[method-assign]
+    request.limit_microseconds = 250_000
     host.accept(request)
     assert (driver.last.deadline_seconds, driver.last.priority) == (0.25, 3)
 
@@ -87,7 +90,7 @@ def test_biases_of_tokens_come_beside_those_of_words(host: EngineHost, driver: D
     ask(host, **words, logit_bias_ids=shaped([7], "INT32"), logit_bias_values=shaped([-1.0], "FP32"))
     assert driver.last.sampling.logit_bias == ((byte_tokenizer().encode("a").ids[0], 2.0), (7, -1.0))
     response, _ = wait(ask(host, logit_bias_ids=shaped([256], "INT32"), logit_bias_values=shaped([1.0], "FP32")))[0]
-    assert "`logit_bias_ids`" in str(response.error)
+    assert "`logit_bias_ids`" in str(response.error())
 
 
 def test_a_grammar_with_a_mark_reaches_the_engine_late(host: EngineHost, driver: Driver) -> None:
@@ -100,4 +103,22 @@ def test_a_grammar_with_a_mark_reaches_the_engine_late(host: EngineHost, driver:
     walk.take(9)
     assert np.flatnonzero(walk.allowed()).tolist() == byte_tokenizer().encode("a").ids
     response, _ = wait(ask(host, **sent, guided_decoding_start_ids=shaped([256], "INT32")))[0]
-    assert "`guided_decoding_start_ids` holds a token id outside 0..255" in str(response.error)
+    assert "`guided_decoding_start_ids` holds a token id outside 0..255" in str(response.error())
+
+
+@pytest.mark.parametrize(
+    ("sent", "name"),
+    [
+        (
+            {"embedding_bias_words": shaped([b"a"], "STRING"), "embedding_bias_weights": shaped([2e4], "FP32")},
+            "embedding_bias_weights",
+        ),
+        ({"logit_bias_ids": shaped([7], "INT32"), "logit_bias_values": shaped([-2e4], "FP32")}, "logit_bias_values"),
+        ({"text_input": shaped([b""], "STRING"), "input_ids": shaped([256], "INT32")}, "input_ids"),
+        ({"text_input": shaped([b""], "STRING"), "input_ids": shaped([-1], "INT32")}, "input_ids"),
+    ],
+)
+def test_the_input_that_was_sent_is_named(host: EngineHost, driver: Driver, sent: dict[str, Any], name: str) -> None:
+    response, _ = wait(ask(host, **sent))[0]
+    assert str(response.error()).startswith(f"`{name}` holds ")
+    assert driver.requests == {}

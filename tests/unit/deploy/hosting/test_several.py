@@ -8,8 +8,9 @@ import pytest
 
 from peagle_trt.deploy.hosting.engine_host import EngineHost
 from peagle_trt_repo.outputs import shaped
+from tests.support.fake_triton import FINAL
 
-from .conftest import FINAL, METRICS, STREAM, Driver, ask, wait
+from .conftest import METRICS, STREAM, Driver, ask, wait
 
 SEVERAL = {"num_return_sequences": shaped([2], "INT32"), "seed": shaped([2**64 - 1], "UINT64")}
 
@@ -64,7 +65,7 @@ def test_an_answer_that_fails_ends_the_others(host: EngineHost, driver: Driver) 
     first, second = driver.requests
     driver.emit_to(first, "", finish_reason="error", error="out of memory", metrics=METRICS)
     ((response, flags),) = wait(sender)
-    assert (response.error.code, flags) == ("internal", FINAL)
+    assert (response.error().code(), flags) == ("internal", FINAL)
     deadline = time.monotonic() + 5
     while second not in driver.cancelled and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -80,7 +81,7 @@ def test_one_whose_turn_never_came_is_empty_beside_one_that_began(host: EngineHo
     driver.emit_to(first, "abc", finish_reason="deadline", metrics=METRICS)
     ((response, flags),) = wait(sender)
     arrays = response.arrays
-    assert (response.error, flags) == (None, FINAL)
+    assert (response.error(), flags) == (None, FINAL)
     assert arrays["text_output"].tolist() == [[b"abc", b""]]
     assert arrays["finish_reason"].tolist() == [[b"deadline", b"deadline"]]
     assert arrays["num_output_tokens"].item() == METRICS.num_output_tokens
@@ -115,9 +116,9 @@ def test_where_no_turn_came_the_request_is_refused(host: EngineHost, driver: Dri
     for name in list(driver.requests):
         driver.emit_to(name, "", finish_reason="deadline")
     ((response, flags),) = wait(sender)
-    assert (response.error.code, flags) == ("unavailable", FINAL)
+    assert (response.error().code(), flags) == ("unavailable", FINAL)
 
 
 def test_more_answers_than_may_wait_are_refused_together(host: EngineHost, driver: Driver) -> None:
     response, _ = wait(ask(host, num_return_sequences=shaped([3], "INT32")))[0]
-    assert (response.error.code, driver.requests) == ("unavailable", {})
+    assert (response.error().code(), driver.requests) == ("unavailable", {})
