@@ -82,6 +82,7 @@ class SpeculationController:
     is_off: bool = False
     _loads: dict[int, _Load] = field(default_factory=dict)
     _drafter_seconds: float = 0.0
+    _is_trial: bool = False
 
     def __post_init__(self) -> None:
         self.rates = AcceptanceRates(self.num_positions)
@@ -160,18 +161,20 @@ class SpeculationController:
             num_sequences: Running answers.
             base_rows: Rows of the coming step without these drafts.
         """
-        load = self._load(num_sequences)
-        if min(load.num_drafting, load.num_plain) < NUM_FIRST_STEPS:
+        if self._is_trial:
+            # It is there to learn from drafts; cut away, it would be tried again at every step.
             return [len(each) for each in chances]
         drafts = _by_worth([np.cumprod(each) for each in chances])
-        seconds = self.costs.target(num_sequences).predict(base_rows + np.arange(len(drafts.worth) + 1))
+        seconds = self.costs.target(num_sequences).trend(base_rows + np.arange(len(drafts.worth) + 1))
         tokens = num_sequences + np.concatenate([[0.0], np.cumsum(drafts.worth)])
         best = int((tokens / (seconds + self._drafter_seconds)).argmax())
         return drafts.counts(best, len(chances))
 
     def _choose(self, wishes: Sequence[DraftWish], load: _Load, num_sequences: int, base_rows: int) -> list[int]:
         every, none = [wish.max_drafts for wish in wishes], [0] * len(wishes)
-        if load.num_drafting < NUM_FIRST_STEPS:
+        is_new = load.num_drafting < NUM_FIRST_STEPS
+        self._is_trial = is_new or load.num_plain < NUM_FIRST_STEPS or load.since_drafting >= PROBE_PERIOD
+        if is_new:
             return every
         if load.num_plain < NUM_FIRST_STEPS or load.since_plain >= PROBE_PERIOD:
             return none
@@ -185,11 +188,10 @@ class SpeculationController:
         """The drafts that give the most tokens a second, and how many times those of a step without drafts."""
         drafts = _by_worth([wish.rates.survival(wish.max_drafts) for wish in wishes if wish.rates is not None])
         tokens = num_sequences + np.cumsum(drafts.worth)
-        target = self.costs.target(num_sequences)
-        seconds = target.predict(base_rows + np.arange(1, len(drafts.worth) + 1)) + self._draft_seconds(drafts.slots)
-        rates = tokens / seconds
+        plain_seconds, *seconds = self.costs.target(num_sequences).trend(base_rows + np.arange(len(drafts.worth) + 1))
+        rates = tokens / (seconds + self._draft_seconds(drafts.slots))
         best = int(rates.argmax())
-        plain = num_sequences / float(target.predict(np.array([base_rows]))[0])
+        plain = num_sequences / float(plain_seconds)
         counts = [
             min(count + SPARE_DRAFTS, wish.max_drafts) if count and wish.can_cut else count
             for count, wish in zip(drafts.counts(best + 1, len(wishes)), wishes, strict=True)

@@ -9,7 +9,7 @@ from peagle_trt.decode.acceptance_rates import AcceptanceRates
 from peagle_trt.decode.confidence import Calibration, slot_confidence
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationRequest
-from peagle_trt.decode.speculation import NUM_FIRST_STEPS, SpeculationController
+from peagle_trt.decode.speculation import NUM_FIRST_STEPS, PROBE_PERIOD, DraftWish, SpeculationController
 from peagle_trt.engine.protocol import DraftCandidates, DraftOutput
 from tests.support.markov_engine import MarkovEngine, SequentialMarkovEngine
 from tests.support.timed_engine import TimedEngine
@@ -70,8 +70,14 @@ def test_the_dearer_a_row_the_surer_a_draft_must_be(row_seconds: float, kept: in
     assert controller(row_seconds).cut([chances], num_sequences=1, base_rows=1) == [kept]
 
 
-def test_nothing_is_cut_before_costs_are_known() -> None:
-    assert SpeculationController(4).cut([np.array([0.01, 0.01])], num_sequences=1, base_rows=1) == [2]
+def test_what_is_drafted_to_learn_from_is_not_cut() -> None:
+    found = controller(5.0)
+    wish = DraftWish(max_drafts=2, rates=found.new_rates(), num_unread=0, can_cut=True)
+    for _ in range(PROBE_PERIOD):
+        found.add_target_pass(num_sequences=1, num_rows=1, num_drafts=0, seconds=6.0)
+    found._load(1).since_plain = 0
+    assert found.choose([wish], num_sequences=1, other_rows=0) == [2]
+    assert found.cut([np.array([0.01, 0.01])], num_sequences=1, base_rows=1) == [2]
 
 
 def drafted(engine: MarkovEngine, **fields: object) -> tuple[list[int], int]:
