@@ -1,8 +1,9 @@
 """The three figures that speculation is judged by: P-EAGLE over plain decoding at one client and at several, and over
 EAGLE-3, each at its best K.
 
-Plain decoding and every K of both heads take turns on the same prompts, round by round. The best K is chosen by what
-was measured, which favours the luckiest of many: so every draw of the bootstrap behind an interval chooses it anew.
+Plain decoding and every K of both heads take turns on the same prompts, round by round; `auto` among the K lets the
+decode loop choose, step by step. The best K is chosen by what was measured, which favours the luckiest of many: so
+every draw of the bootstrap behind an interval chooses it anew.
 An interrupted call goes on where it stopped; on a machine that others use only the figures in CPU time mean anything.
 """
 
@@ -32,6 +33,8 @@ from peagle_trt.errors import PeagleError
 from peagle_trt.files import sha256_of, write_text
 
 PLAIN, OURS, OTHERS = "none", "p-eagle", "eagle3"
+AUTO = 0
+"""Stands in a list of K for the decode loop's own choice."""
 CLOCKS: dict[str, Callable[[Cell], float]] = {
     "seconds": lambda cell: cell.seconds,
     "cpu_seconds": lambda cell: cell.cpu_seconds or 0.0,
@@ -46,8 +49,10 @@ class Bar:
         ours: Method that is judged.
         over: What it is judged by.
         concurrency: Requests in flight.
-        draft_tokens: Its best K.
+        draft_tokens: Its best K; the largest where the loop chose.
         over_draft_tokens: The other's best K; 0 for plain decoding.
+        is_adaptive: The best is what the loop chose, step by step.
+        is_over_adaptive: The same of the other.
         ratio: Tokens a second over the other's.
         interval: 95 % of it, or None of fewer than five rounds.
         ratio_cpu: The same in CPU time, at the K that are best in it.
@@ -62,6 +67,8 @@ class Bar:
     concurrency: int
     draft_tokens: int
     over_draft_tokens: int
+    is_adaptive: bool
+    is_over_adaptive: bool
     ratio: float
     interval: tuple[float, float] | None
     ratio_cpu: float
@@ -104,7 +111,7 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, object]], lis
     for concurrency in arguments.concurrency:
         schedule = Schedule(
             prompt_sets=(prompt_set,),
-            methods=methods_of(names, arguments.draft_tokens, concurrency),
+            methods=methods_of(names, arguments.draft_tokens, concurrency, client.max_adaptive_drafts),
             max_tokens=arguments.max_tokens,
             repeats=arguments.repeats,
             # A batch thins out towards a round's end; two prompts for each in flight keep it full for longer.
@@ -119,12 +126,30 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, object]], lis
     return documents, bars
 
 
-def methods_of(names: Sequence[str], draft_tokens: Sequence[int], concurrency: int) -> tuple[Method, ...]:
-    """Plain decoding, and every K of every head."""
+def methods_of(
+    names: Sequence[str], draft_tokens: Sequence[int], concurrency: int, max_adaptive_drafts: int
+) -> tuple[Method, ...]:
+    """Plain decoding, and every K of every head.
+
+    Args:
+        names: Heads.
+        draft_tokens: K; `AUTO` for the loop's own choice.
+        concurrency: Requests in flight.
+        max_adaptive_drafts: Largest K that the loop may choose.
+    """
     plain = Method(name=PLAIN, draft_tokens=0, concurrency=concurrency)
     return (
         plain,
-        *(Method(name=name, draft_tokens=count, concurrency=concurrency) for name in names for count in draft_tokens),
+        *(
+            Method(
+                name=name,
+                draft_tokens=max_adaptive_drafts if count == AUTO else count,
+                concurrency=concurrency,
+                is_adaptive=count == AUTO,
+            )
+            for name in names
+            for count in draft_tokens
+        ),
     )
 
 
@@ -153,6 +178,8 @@ def bar(cells: Sequence[Cell], ours: str, over: str, concurrency: int) -> Bar:
         concurrency=concurrency,
         draft_tokens=best.draft_tokens,
         over_draft_tokens=best_over.draft_tokens,
+        is_adaptive=best.is_adaptive,
+        is_over_adaptive=best_over.is_adaptive,
         ratio=ratio,
         interval=_interval(rounds, ours, over, CLOCKS["seconds"]),
         ratio_cpu=found["cpu_seconds"][0],
@@ -170,12 +197,19 @@ def headline_table(bars: Sequence[Bar]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {each.concurrency} | {'plain decoding' if each.over == PLAIN else each.over} | {each.draft_tokens} | "
-        f"{each.over_draft_tokens or '-'} | {_spread(each.ratio, each.interval)} | "
+        f"| {each.concurrency} | {'plain decoding' if each.over == PLAIN else each.over} | "
+        f"{_choice(each.draft_tokens, each.is_adaptive)} | {_choice(each.over_draft_tokens, each.is_over_adaptive)} | "
+        f"{_spread(each.ratio, each.interval)} | "
         f"{_spread(each.ratio_cpu, each.interval_cpu)} | {each.num_rounds} | {each.num_equal} of {each.num_answers} |"
         for each in bars
     ]
     return "\n".join(lines)
+
+
+def _choice(draft_tokens: int, is_adaptive: bool) -> str:
+    if is_adaptive:
+        return f"auto, 0..{draft_tokens}"
+    return str(draft_tokens or "-")
 
 
 def _arguments() -> argparse.Namespace:
@@ -187,10 +221,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-prompts", type=int, default=48)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=_numbers, default=(1, 8), help="requests in flight, a list")
-    parser.add_argument("-k", "--draft-tokens", type=_numbers, default=tuple(range(1, 8)), help="K, a list")
+    parser.add_argument(
+        "-k", "--draft-tokens", type=_draft_tokens, default=tuple(range(1, 8)), help="K or auto, a list"
+    )
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, help="by default every core")
     return parser.parse_args()
+
+
+def _draft_tokens(text: str) -> tuple[int, ...]:
+    return _numbers(",".join(str(AUTO) if part == "auto" else part for part in text.split(",")))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from peagle_trt.decode.acceptance import NO_DRAFTS, Drafts, propose, propose_candidates
+from peagle_trt.decode.confidence import slot_confidence
 from peagle_trt.decode.guide import GuideBars
 from peagle_trt.decode.guided_drafts import drawn_with, guided_drafts, likeliest
 from peagle_trt.decode.loop_statistics import LoopStatistics
@@ -73,10 +74,9 @@ class Drafting:
         if not wishing:
             return
         num_running = sum(not read.sequence.is_prefilling for read in reads)
+        other_rows = sum(read.num_accepted + 1 for read in prompts)
         counts = self._controller.choose(
-            [_wish(read.sequence) for read in wishing],
-            num_sequences=num_running,
-            other_rows=sum(read.num_accepted + 1 for read in prompts),
+            [self._wish(read.sequence) for read in wishing], num_sequences=num_running, other_rows=other_rows
         )
         together: list[DraftRows] = []
         by_slot = {read.sequence.slot: read.sequence for read in wishing}
@@ -97,6 +97,23 @@ class Drafting:
                 together.append(rows)
         if together:
             self._draft_together(together, by_slot)
+        self._cut([read.sequence for read in wishing], num_sequences=num_running, other_rows=other_rows)
+
+    def _cut(self, sequences: list[Sequence], *, num_sequences: int, other_rows: int) -> None:
+        """Leave out the drafts that their own drafter believes in too little for what their rows cost."""
+        sure = [each for each in sequences if each.confidence_K is not None]
+        chances = [
+            each.rates.calibration.chances(each.confidence_K)
+            for each in sure
+            if each.rates is not None and each.confidence_K is not None
+        ]
+        if not chances:
+            return
+        uncut = sum(len(each.drafts.token_ids) for each in sequences if each.confidence_K is None)
+        base_rows = num_sequences + other_rows + uncut
+        counts = self._controller.cut(chances, num_sequences=num_sequences, base_rows=base_rows)
+        for each, count in zip(sure, counts, strict=True):
+            each.drafts = each.drafts.first(count)
 
     def _read_later(self, read: Read, sequence: Sequence) -> None:
         """Put the drafter's reading off, unless enough has come together for a pass without drafts."""
@@ -131,7 +148,9 @@ class Drafting:
         self._statistics.num_drafter_passes += 1
         for index, item in enumerate(rows):
             sequence = by_slot[item.slot]
-            sequence.take_drafts(self._drafts_of(sequence, output, index).first(sequence.planned_drafts))
+            drafts = self._drafts_of(sequence, output, index).first(sequence.planned_drafts)
+            found = slot_confidence(output, index)[: len(drafts.token_ids)] if self._can_cut(sequence) else None
+            sequence.take_drafts(drafts, confidence_K=found)
 
     def _draft_in_turn(self, rows: list[DraftRows], sequences: list[Sequence]) -> None:
         """With a plain EAGLE-3 head: a pass for each draft, continued from the draft that was chosen."""
@@ -182,6 +201,21 @@ class Drafting:
         has_read = not sequence.is_prefilling and not self._wants_drafts(sequence)
         return has_read and sequence.draft_tokens > 0 and sequence.request.prompt_group is not None
 
+    def _can_cut(self, sequence: Sequence) -> bool:
+        """Whether K follows what pays and the drafter's probabilities say what a draft is worth.
+
+        A grammar chooses other drafts than the likeliest; the slots of a sequential head depend on the drafts before.
+        """
+        return sequence.rates is not None and sequence.guide is None and self._engine.drafter.is_parallel
+
+    def _wish(self, sequence: Sequence) -> DraftWish:
+        return DraftWish(
+            max_drafts=sequence.useful_drafts,
+            rates=sequence.rates,
+            num_unread=sequence.num_unread,
+            can_cut=self._can_cut(sequence),
+        )
+
     def _wants_drafts(self, sequence: Sequence) -> bool:
         return sequence.finish_reason is None and sequence.useful_drafts > 0
 
@@ -190,7 +224,3 @@ def _rows_to_draft(read: Read) -> DraftRows:
     return read.sequence.rows_to_draft(
         read.output.hidden, start_position=read.rows.start_position, num_accepted=read.num_accepted
     )
-
-
-def _wish(sequence: Sequence) -> DraftWish:
-    return DraftWish(max_drafts=sequence.useful_drafts, rates=sequence.rates, num_unread=sequence.num_unread)

@@ -74,6 +74,7 @@ class Sequence:
         self._num_drafter_read = taken.num_drafter
         self._unread: list[NDArray[np.float32]] = []
         self.drafts = NO_DRAFTS
+        self.confidence_K: NDArray[np.float64] | None = None
         self.finish_reason: FinishReason | None = None
         self._error = ""
         self.generator = np.random.default_rng(request.sampling.seed)
@@ -214,9 +215,9 @@ class Sequence:
             self._num_draft_tokens += len(self.drafts.token_ids)
             for position in range(num_accepted):
                 self._accepted_by_position[position] += 1
-            if self.rates is not None:
-                self.rates.add(len(self.drafts.token_ids), num_accepted)
-        self.drafts = NO_DRAFTS
+        if self.rates is not None and (self.drafts.token_ids or self.confidence_K is not None):
+            self.rates.add(len(self.drafts.token_ids), num_accepted, self.confidence_K)
+        self.drafts, self.confidence_K = NO_DRAFTS, None
         self._first_token_at = self._first_token_at or time.monotonic()
         num_before = self._num_outputs
         for token, log_prob in zip_longest(tokens, log_probs):
@@ -227,9 +228,15 @@ class Sequence:
             self.finish_reason = "stop"
         return num_accepted
 
-    def take_drafts(self, drafts: Drafts, num_passes: int = 1) -> None:
-        """Keep what the drafter proposed for the next step, and in how many passes."""
-        self.drafts = drafts
+    def take_drafts(self, drafts: Drafts, num_passes: int = 1, confidence_K: NDArray[np.float64] | None = None) -> None:
+        """Keep what the drafter proposed for the next step, in how many passes, and how sure it is.
+
+        Args:
+            drafts: The drafts.
+            num_passes: Passes of the drafter.
+            confidence_K: See `decode.confidence`, an entry a draft; None where drafts are verified whatever it is.
+        """
+        self.drafts, self.confidence_K = drafts, confidence_K
         self.num_drafter_passes += num_passes
         if self.guide is not None:
             self.guide.undo_drafts()

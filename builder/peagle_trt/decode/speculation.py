@@ -1,7 +1,9 @@
 """Chooses K for every request at every step: as many drafts as pay for themselves, none where speculation loses.
 
 A draft is worth the chance that it is accepted; it costs a row of the target and its share of the drafter's pass. Both
-are learned while decoding, so the same build speculates alone on a machine and stops where many requests fill it.
+are learned while decoding, so the same build speculates alone on a machine and stops where many requests fill it. Once
+drafts are made, the drafter's own confidence says more about each of them than any average: what is not worth its row
+is then cut.
 """
 
 from __future__ import annotations
@@ -24,6 +26,10 @@ NUM_PROBED = 2
 GAIN_TO_START = 1.05
 """What speculation must promise to be switched on; it goes off below 1. Noise must not switch it back and forth."""
 
+SPARE_DRAFTS = 1
+"""Drafts made beyond those that pay on average, where the ones that do not can still be cut: the drafter's pass is
+cheap beside the target's, and some contexts are easy."""
+
 MIN_PROMPT_ROWS = 8
 """Rows of prompts that every step reads, whatever they cost: a newcomer must not wait for ever."""
 PROMPT_SHARE = 0.35
@@ -39,11 +45,13 @@ class DraftWish:
         max_drafts: Most that make sense, at least 1.
         rates: Its acceptance; None takes `max_drafts` whatever they cost.
         num_unread: Rows its drafter has to read first.
+        can_cut: Whether drafts may be cut once they are made.
     """
 
     max_drafts: int
     rates: AcceptanceRates | None
     num_unread: int
+    can_cut: bool = False
 
 
 @dataclass(slots=True)
@@ -74,6 +82,7 @@ class SpeculationController:
     is_off: bool = False
     _loads: dict[int, _Load] = field(default_factory=dict)
     _drafter_seconds: float = 0.0
+    _is_trial: bool = False
 
     def __post_init__(self) -> None:
         self.rates = AcceptanceRates(self.num_positions)
@@ -144,9 +153,28 @@ class SpeculationController:
             self._drafter_seconds = 0.0
         return counts
 
+    def cut(self, chances: Sequence[NDArray[np.float64]], *, num_sequences: int, base_rows: int) -> list[int]:
+        """How many of the drafts that were just made are worth verifying.
+
+        Args:
+            chances: For every answer that may be cut, the chance of each draft given that those before it stand.
+            num_sequences: Running answers.
+            base_rows: Rows of the coming step without these drafts.
+        """
+        if self._is_trial:
+            # It is there to learn from drafts; cut away, it would be tried again at every step.
+            return [len(each) for each in chances]
+        drafts = _by_worth([np.cumprod(each) for each in chances])
+        seconds = self.costs.target(num_sequences).trend(base_rows + np.arange(len(drafts.worth) + 1))
+        tokens = num_sequences + np.concatenate([[0.0], np.cumsum(drafts.worth)])
+        best = int((tokens / (seconds + self._drafter_seconds)).argmax())
+        return drafts.counts(best, len(chances))
+
     def _choose(self, wishes: Sequence[DraftWish], load: _Load, num_sequences: int, base_rows: int) -> list[int]:
         every, none = [wish.max_drafts for wish in wishes], [0] * len(wishes)
-        if load.num_drafting < NUM_FIRST_STEPS:
+        is_new = load.num_drafting < NUM_FIRST_STEPS
+        self._is_trial = is_new or load.num_plain < NUM_FIRST_STEPS or load.since_drafting >= PROBE_PERIOD
+        if is_new:
             return every
         if load.num_plain < NUM_FIRST_STEPS or load.since_plain >= PROBE_PERIOD:
             return none
@@ -158,20 +186,16 @@ class SpeculationController:
 
     def _best(self, wishes: Sequence[DraftWish], num_sequences: int, base_rows: int) -> tuple[list[int], float]:
         """The drafts that give the most tokens a second, and how many times those of a step without drafts."""
-        survival = [wish.rates.survival(wish.max_drafts) for wish in wishes if wish.rates is not None]
-        owners = np.repeat(np.arange(len(wishes)), [len(each) for each in survival])
-        slots = np.concatenate([np.arange(1, len(each) + 1) for each in survival])
-        worth = np.concatenate(survival)
-        # Survival never rises along a sequence, so the first n of the order are always whole heads of sequences.
-        order = np.argsort(-worth, kind="stable")
-        owners, slots, worth = owners[order], slots[order], worth[order]
-        tokens = num_sequences + np.cumsum(worth)
-        target = self.costs.target(num_sequences)
-        seconds = target.predict(base_rows + np.arange(1, len(worth) + 1)) + self._draft_seconds(slots)
-        rates = tokens / seconds
+        drafts = _by_worth([wish.rates.survival(wish.max_drafts) for wish in wishes if wish.rates is not None])
+        tokens = num_sequences + np.cumsum(drafts.worth)
+        plain_seconds, *seconds = self.costs.target(num_sequences).trend(base_rows + np.arange(len(drafts.worth) + 1))
+        rates = tokens / (seconds + self._draft_seconds(drafts.slots))
         best = int(rates.argmax())
-        plain = num_sequences / float(target.predict(np.array([base_rows]))[0])
-        counts = np.bincount(owners[: best + 1], minlength=len(wishes)).tolist()
+        plain = num_sequences / float(plain_seconds)
+        counts = [
+            min(count + SPARE_DRAFTS, wish.max_drafts) if count and wish.can_cut else count
+            for count, wish in zip(drafts.counts(best + 1, len(wishes)), wishes, strict=True)
+        ]
         return counts, float(rates[best]) / plain
 
     def _draft_seconds(self, slots: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -199,6 +223,34 @@ class SpeculationController:
 
     def _load(self, num_sequences: int) -> _Load:
         return self._loads.setdefault(magnitude(num_sequences), _Load())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """Drafts of several answers, the likeliest to be accepted first.
+
+    Attributes:
+        owners: [N] answer of each.
+        slots: [N] its place in the answer's drafts, from 1.
+        worth: [N] its chance; those of an answer never rise, so the first n are always whole heads of answers.
+    """
+
+    owners: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    worth: NDArray[np.float64]
+
+    def counts(self, num_drafts: int, num_answers: int) -> list[int]:
+        """How many of the first `num_drafts` are each answer's."""
+        found: list[int] = np.bincount(self.owners[:num_drafts], minlength=num_answers).tolist()
+        return found
+
+
+def _by_worth(survival: Sequence[NDArray[np.float64]]) -> _Order:
+    worth = np.concatenate(survival)
+    order = np.argsort(-worth, kind="stable")
+    owners = np.repeat(np.arange(len(survival)), [len(each) for each in survival])
+    slots = np.concatenate([np.arange(1, len(each) + 1) for each in survival])
+    return _Order(owners=owners[order], slots=slots[order], worth=worth[order])
 
 
 def _probe(wishes: Sequence[DraftWish]) -> list[int]:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from peagle_trt.decode.loop import DecodeLoop
-from peagle_trt.decode.request import GenerationRequest, SamplingSettings
+from peagle_trt.decode.request import DraftTokens, GenerationRequest, SamplingSettings
 from peagle_trt.decode.sampling import distribution
+from peagle_trt.decode.speculation import SpeculationController
 from tests.support.markov_engine import VOCABULARY, MarkovEngine
 
 NUM_SAMPLES = 12_000
@@ -30,6 +31,29 @@ def test_answers_follow_the_targets_distribution(name: str, samples_drafts: bool
     engine = MarkovEngine(agreement=0.8, max_batch_size=8)
     settings = SETTINGS[name]
     counts = sample(engine, settings, samples_drafts=samples_drafts, draft_tokens=3)
+    assert chi_square_is_plausible(counts, exact_probabilities(engine, settings))
+
+
+@pytest.mark.parametrize("samples_drafts", [False, True], ids=["argmax-drafts", "drawn-drafts"])
+def test_cutting_drafts_by_confidence_leaves_the_distribution(
+    samples_drafts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[int] = []
+
+    def cut(_: object, chances: list[np.ndarray], **__: int) -> list[int]:
+        counts = [int((np.append(each, 0.0) < 0.26).argmax()) for each in chances]
+        verified.extend(counts)
+        return counts
+
+    # Whatever passes cost here: three drafts are made, and the unlikely ones cut.
+    monkeypatch.setattr(
+        SpeculationController, "choose", lambda _, wishes, **__: [min(3, wish.max_drafts) for wish in wishes]
+    )
+    monkeypatch.setattr(SpeculationController, "cut", cut)
+    engine = MarkovEngine(agreement=0.8, max_batch_size=8)
+    settings = SamplingSettings(temperature=0.8)
+    counts = sample(engine, settings, samples_drafts=samples_drafts, draft_tokens="auto")
+    assert set(verified) == {0, 1}
     assert chi_square_is_plausible(counts, exact_probabilities(engine, settings))
 
 
@@ -55,7 +79,7 @@ def test_drawn_drafts_are_accepted_as_often_as_the_distributions_overlap() -> No
 
 
 def sample(
-    engine: MarkovEngine, settings: SamplingSettings, *, samples_drafts: bool, draft_tokens: int
+    engine: MarkovEngine, settings: SamplingSettings, *, samples_drafts: bool, draft_tokens: DraftTokens
 ) -> Counter[tuple[int, ...]]:
     loop = DecodeLoop(engine, None)
     for seed in range(NUM_SAMPLES):

@@ -135,14 +135,15 @@ def test_auto_costs_little_more_than_the_better_of_plain_and_fixed(
 
 def test_one_request_whose_drafts_are_refused_stops_drafting_alone() -> None:
     engine = TimedEngine(agreement=1.0, max_sequence_length=2000)
-    engine.row_seconds, engine.drafter_seconds = 0.3, 0.0
+    engine.row_seconds, engine.drafter_seconds = 0.1, 0.0
     loop = DecodeLoop(engine, None, clock=engine.clock)
     loop.submit(request("good", max_tokens=300, draft_tokens="auto"))
     loop.submit(request("bad", max_tokens=300, draft_tokens="auto", sampling=UNLIKELY))
     metrics = {name: chunks[-1].metrics for name, chunks in run(loop).items()}
     good, bad = metrics["good"], metrics["bad"]
     assert good is not None and bad is not None
-    assert bad.num_draft_tokens < 0.5 * good.num_draft_tokens
+    assert good.num_draft_tokens > 200
+    assert bad.num_draft_tokens < 0.6 * good.num_draft_tokens
 
 
 def test_a_long_prompt_does_not_hold_up_running_answers() -> None:

@@ -29,6 +29,45 @@ def test_an_interrupted_pass_does_not_make_larger_ones_dear() -> None:
     assert curve.predict(np.array([1, 2, 4])).tolist() == [1.0, 1.5, 1.5]
 
 
+def test_a_trend_is_exact_where_costs_lie_on_a_line() -> None:
+    curve = CostCurve()
+    for rows in (8, 16, 32):
+        curve.add(rows, 2.0 + 0.5 * rows)
+    assert curve.trend(np.array([8, 12, 40])) == pytest.approx([6.0, 8.0, 22.0])
+
+
+def test_one_lucky_size_does_not_bend_a_trend() -> None:
+    curve = CostCurve()
+    for _ in range(9):
+        for rows in (8, 12, 16, 20, 24):
+            curve.add(rows, 2.0 + 0.5 * rows)
+    curve.add(18, 5.0)
+    found = curve.trend(np.array([16, 18, 20]))
+    assert found[1] == pytest.approx(11.0, rel=0.03)
+
+
+def test_what_is_far_from_a_range_says_nothing_about_it() -> None:
+    curve = CostCurve()
+    for rows, seconds in ((1, 1.0), (2, 1.1), (256, 60.0)):
+        curve.add(rows, seconds)
+    assert curve.trend(np.array([1, 2])) == pytest.approx([1.0, 1.1])
+
+
+def test_a_trend_never_falls_and_never_reaches_nothing() -> None:
+    falling, steep = CostCurve(), CostCurve()
+    for rows, seconds in ((2, 3.0), (4, 1.0)):
+        falling.add(rows, seconds)
+        steep.add(rows, 4.0 - seconds)
+    assert falling.trend(np.array([2, 4])).tolist() == [2.0, 2.0]
+    assert steep.trend(np.array([1, 2, 4])).tolist() == [0.5, 1.0, 3.0]
+
+
+def test_a_trend_of_one_size_counts_by_the_row() -> None:
+    curve = CostCurve()
+    curve.add(4, 2.0)
+    assert curve.trend(np.array([4, 8])).tolist() == [2.0, 4.0]
+
+
 def test_a_machine_that_slows_down_does_not_look_like_dearer_rows() -> None:
     costs = StepCosts()
     curve = costs.target(1)

@@ -7,7 +7,7 @@ import pytest
 from peagle_trt.bench.cells import Cell, CellAnswer, Method
 from scripts.measure_headline import bar, headline_table, methods_of
 
-METHODS = methods_of(("p-eagle", "eagle3"), (1, 2), 1)
+METHODS = methods_of(("p-eagle", "eagle3"), (1, 2), 1, 5)
 
 
 def cell(number: int, method: Method, seconds: float, digest: str = "d") -> Cell:
@@ -70,6 +70,13 @@ def test_answers_that_are_not_plain_decodings_are_counted() -> None:
     changed = [*cells()[:2], cell(0, METHODS[2], 4.0, digest="other"), *cells()[3:]]
     found = bar(changed, "p-eagle", "none", 1)
     assert (found.num_equal, found.num_answers) == (1, 2)
+
+
+def test_what_the_loop_chooses_takes_its_turn_and_is_named() -> None:
+    plain, auto = methods_of(("p-eagle",), (0,), 8, 5)
+    assert (auto.draft_tokens, auto.is_adaptive) == (5, True)
+    found = bar([cell(0, plain, 4.0), cell(0, auto, 2.0)], "p-eagle", "none", 8)
+    assert "| 8 | plain decoding | auto, 0..5 | - | 2.00 |" in headline_table([found])
 
 
 def test_the_table_names_what_is_compared() -> None:
