@@ -176,23 +176,26 @@ class DecodeLoop:
 
     def _plan_rows(self) -> list[TargetRows]:
         """Every answer's verify rows, and chunks of prompts, as long as the answers can wait for."""
-        running = [sequence.verify_rows() for sequence in self._active if not sequence.is_prefilling]
+        answers = [sequence for sequence in self._active if not sequence.is_prefilling]
+        running = [sequence.verify_rows() for sequence in answers]
         prompts = self._shared_prompts.readers(self._active)
         prompts.sort(key=lambda sequence: -sequence.request.priority)
-        budget = self._prompt_budget(running) if prompts else 0
+        budget = self._prompt_budget(answers, running, prompts) if prompts else 0
         shares = share_prompt_rows([sequence.num_prompt_left for sequence in prompts], budget)
         return running + [
             sequence.prompt_rows(share) for sequence, share in zip(prompts, shares, strict=True) if share > 0
         ]
 
-    def _prompt_budget(self, running: list[TargetRows]) -> int:
-        if not running:
-            return PROMPT_ROWS_A_STEP
+    def _prompt_budget(self, answers: list[Sequence], running: list[TargetRows], prompts: list[Sequence]) -> int:
         num_rows = sum(len(item.token_ids) for item in running)
         # A drafter's pass over n rows that were carried over adds its K - 1 masks, and so n - 2 rows at most.
         num_drafter_rows = sum(max(0, len(item.token_ids) - 2) for item in running)
         max_rows = max(MIN_PROMPT_ROWS, PROMPT_ROWS_A_STEP - num_rows - num_drafter_rows)
-        return self._controller.prompt_rows(num_sequences=len(running), num_rows=num_rows, max_rows=max_rows)
+        if all(answer.gives_way_to(prompt) for answer in answers for prompt in prompts):
+            return max_rows
+        return self._controller.prompt_rows(
+            num_sequences=len(running), num_rows=num_rows, max_rows=max_rows, num_prompts=len(prompts)
+        )
 
     def _collect(self) -> list[GenerationChunk]:
         """Chunks of all active sequences; frees the slots of finished ones."""

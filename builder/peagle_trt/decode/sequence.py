@@ -28,6 +28,9 @@ from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.engine.protocol import DraftRows, HiddenRows, TargetOutput, TargetRows, host_rows
 from peagle_trt.errors import RequestError
 
+YOUNG_TOKENS = 8
+"""Tokens of an answer during which it does not hold up prompts that came before its first one."""
+
 
 class Sequence:
     """State of one request.
@@ -96,6 +99,15 @@ class Sequence:
     def is_prefilling(self) -> bool:
         """Whether part of the prompt has not been read."""
         return self.num_prompt_read < len(self.request.prompt_ids)
+
+    def gives_way_to(self, other: Sequence) -> bool:
+        """Whether another's prompt is read without regard to this answer's pace.
+
+        Of requests that come together none has a claim to a steady stream before the others have begun: while few
+        answer, every step reads all weights for few. It ends soon, whatever the others' prompts.
+        """
+        came_together = self._first_token_at is not None and other._submitted_at <= self._first_token_at
+        return came_together and self._num_outputs < YOUNG_TOKENS
 
     @property
     def num_prompt_left(self) -> int:

@@ -40,6 +40,11 @@ class CostCurve:
         """Whether nothing was measured."""
         return not self._medians
 
+    @property
+    def num_sizes(self) -> int:
+        """Sizes that were measured."""
+        return len(self._medians)
+
     def expected(self, rows: int) -> float | None:
         """Median of just this size, or None before there are enough samples."""
         size = _size(rows)
@@ -72,6 +77,15 @@ class CostCurve:
         slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
         beyond = np.maximum(rows - sizes[-1], 0) * slope
         return np.asarray(np.interp(rows, sizes, seconds) + beyond)
+
+    def least(self, rows: int) -> float:
+        """Seconds of a pass that may be smaller than all that were measured: what is left of the smallest one's time
+        when rows are taken from it at the average price. There are two sizes at least.
+        """
+        smallest, largest = min(self._medians), max(self._medians)
+        seconds = float(self.predict(np.array([rows]))[0])
+        price = max(0.0, (self._medians[largest] - self._medians[smallest]) / (largest - smallest))
+        return max(seconds - price * max(0, smallest - rows), 0.0)
 
     def trend(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """Seconds of passes of a range of sizes, on the one line that comes closest to what was measured near them.

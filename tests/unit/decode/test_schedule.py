@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.prompt_shares import share_prompt_rows
 from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics, SamplingSettings
+from peagle_trt.decode.sequence import YOUNG_TOKENS
 from peagle_trt.errors import OverloadError, RequestError
 from tests.support.markov_engine import VOCABULARY, MarkovEngine
 from tests.support.timed_engine import TimedEngine
@@ -131,6 +133,37 @@ def test_auto_costs_little_more_than_the_better_of_plain_and_fixed(
         seconds[draft_tokens] = engine.now
     # The worst case is 3.7 times slower with drafts; the first steps and every probe find that out.
     assert seconds["auto"] <= 1.04 * min(seconds[0], seconds[None])
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 3])
+def test_requests_that_come_together_read_their_prompts_before_they_answer_at_length(draft_tokens: int) -> None:
+    engine = TimedEngine(max_batch_size=8, max_sequence_length=400)
+    engine.pass_seconds, engine.row_seconds, engine.drafter_seconds = 20.0, 1.0, 0.0
+    loop = DecodeLoop(engine, None, clock=engine.clock)
+    for wave in range(2):
+        # The second time the loop knows what passes cost.
+        started_at, answered = engine.now, set[str]()
+        for index in range(8):
+            loop.submit(request(f"{wave}-{index}", prompt_ids=(3,) * 120, max_tokens=64, draft_tokens=draft_tokens))
+        while len(answered) < 8:
+            answered |= {chunk.request_id for chunk in loop.step() if chunk.token_ids}
+        # 960 rows in four steps, and few verify rows beside them.
+        assert engine.now - started_at < 4 * 20.0 + 960 * 1.0 + 150.0
+        run(loop)
+
+
+def test_an_answer_that_runs_is_not_held_up_by_an_older_prompt_for_long() -> None:
+    engine = TimedEngine(max_batch_size=2, max_sequence_length=9000)
+    engine.pass_seconds, engine.row_seconds, engine.drafter_seconds = 20.0, 1.0, 0.0
+    loop = DecodeLoop(engine, None, clock=engine.clock)
+    loop.submit(request("long", prompt_ids=(3,) * 7000, max_tokens=2, draft_tokens=0))
+    loop.submit(request("short", max_tokens=120, draft_tokens=0))
+    times = []
+    while loop.has_work:
+        chunks = loop.step()
+        times += [engine.now for chunk in chunks if chunk.request_id == "short" and chunk.token_ids]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    assert sum(gap > 2 * 22.0 for gap in gaps) <= YOUNG_TOKENS
 
 
 def test_one_request_whose_drafts_are_refused_stops_drafting_alone() -> None:
