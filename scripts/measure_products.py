@@ -41,7 +41,7 @@ def main() -> None:
     """Parse the command line, measure, print a table and write one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, choices=range(1, 257), metavar="N", default=1)
     parser.add_argument("--rows", type=_numbers, default=(1, 2, 4, 8, 16, 24, 32))
     parser.add_argument("--budget", type=float, default=0.25, help="seconds for each figure")
     options = parser.parse_args()
@@ -150,7 +150,10 @@ ENGINES: dict[str, Callable[[Sequence[Matrix], int], Product]] = {
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"`{text}` is no list of numbers above 0, such as 1,2,4")
+    return tuple(dict.fromkeys(map(int, parts)))
 
 
 if __name__ == "__main__":

@@ -83,11 +83,13 @@ def main() -> None:
     """Parse the command line, measure, write one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
-    parser.add_argument("--requests", type=int, default=48)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--draft-tokens", type=_draft_tokens, default=None)
-    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--requests", type=_count, default=48, help="questions a turn")
+    parser.add_argument("--clients", type=_count, default=8, help="that ask at once")
+    parser.add_argument("--turns", type=_count, default=3, help="of each kind of run")
+    parser.add_argument(
+        "--draft-tokens", type=_draft_tokens, default=None, help="K, auto, or build for the build's own"
+    )
+    parser.add_argument("-o", "--output", type=Path, help="JSON file for every figure")
     options = parser.parse_args()
     prompts = [prompt[:PROMPT_CHARACTERS] for prompt in read_prompts("gsm8k", options.requests).prompts]
     with tempfile.TemporaryDirectory(dir=options.build.resolve().parent, prefix=".load-") as folder:
@@ -226,8 +228,18 @@ def _num_steps(server: TritonServer) -> int:
     return int(read_metrics(server.ports.metrics)["peagle_engine_steps_total"])
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is no number above 0")
+    return int(text)
+
+
 def _draft_tokens(text: str) -> DraftTokens:
-    return {"build": None, "auto": "auto"}[text] if text in ("build", "auto") else int(text)
+    if text in ("build", "auto"):
+        return None if text == "build" else "auto"
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"`{text}` is no number of drafts; expected build, auto, or 0 and more")
+    return int(text)
 
 
 if __name__ == "__main__":

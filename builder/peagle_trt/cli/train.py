@@ -57,7 +57,7 @@ USUAL_DECAY: dict[Method, float] = {"p-eagle": 1.0, "eagle3": 0.8}
 )
 @click.option(
     "--intermediate-size",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 2**18),
     help="Width of the head's feed-forward blocks; the target's, or that of --start, by default. Narrower ones begin "
     "with the strongest neurons.",
 )

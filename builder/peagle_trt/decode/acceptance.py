@@ -178,13 +178,12 @@ def _choose(
     if settings.temperature == 0.0:
         return int(np.argmax(shaped_V))
     target_V = distribution(shaped_V, settings)
-    draft_probability = 1.0 if draft_V is None else float(draft_V[draft])
-    if generator.random() * draft_probability < target_V[draft]:
-        return draft
     if draft_V is None:
-        residual_V = target_V.copy()
-        residual_V[draft] = 0.0
-    else:
-        residual_V = np.maximum(target_V - draft_V, 0.0)
+        # A draft that was not drawn stands where the target's own draw is that token, which has its probability under
+        # the target; any other draw is one of the residual. One number a token, whatever K: a seed gives one answer.
+        return draw(target_V, generator)
+    if generator.random() * float(draft_V[draft]) < target_V[draft]:
+        return draft
+    residual_V = np.maximum(target_V - draft_V, 0.0)
     # A draft is refused only where q > p, so some other token has p > q, up to rounding.
     return draw(residual_V if residual_V.any() else target_V, generator)

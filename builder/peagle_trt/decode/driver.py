@@ -128,7 +128,10 @@ class EngineThread:
         for request, on_chunk in inbox:
             try:
                 self._loop.submit(request)
-            except PeagleError as error:
+            except Exception as error:
+                # Whatever it is, it is this request's alone: the thread serves all others.
+                if not isinstance(error, PeagleError):
+                    logger.exception("request `%s` could not begin", request.request_id)
                 refusal = GenerationChunk(
                     request_id=request.request_id,
                     token_ids=(),

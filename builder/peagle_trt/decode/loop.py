@@ -18,7 +18,7 @@ from peagle_trt.decode.request import FinishReason, GenerationChunk, GenerationR
 from peagle_trt.decode.request_check import check_request
 from peagle_trt.decode.sequence import Sequence
 from peagle_trt.decode.shared_prompts import SharedPrompts
-from peagle_trt.decode.slots import Slots
+from peagle_trt.decode.slots import Slots, TakenSlot
 from peagle_trt.decode.speculation import MIN_PROMPT_ROWS, SpeculationController
 from peagle_trt.decode.text import TextTokenizer
 from peagle_trt.decode.waiting_line import Waiting, WaitingLine
@@ -148,7 +148,7 @@ class DecodeLoop:
         now = self._clock()
         if min([self._waiting.earliest_due_at, *(sequence.due_at for sequence in self._active)]) <= now:
             chunks += self._drop("deadline", lambda request, due_at: due_at <= now)
-        self._admit()
+        chunks += self._admit()
         if self._active:
             chunks += self._verify_and_collect()
         return self._ended(chunks)
@@ -208,27 +208,39 @@ class DecodeLoop:
         self.statistics.num_output_tokens += sum(len(chunk.token_ids) for chunk in chunks)
         return chunks
 
-    def _admit(self) -> None:
+    def _admit(self) -> list[GenerationChunk]:
+        """Give waiting requests the slots there are; last chunks of those that could not begin."""
+        refused = []
         while len(self._waiting) > 0 and len(self._slots) > 0:
             waiting = self._waiting.take()
             request = waiting.request
             draft_tokens = self._draft_tokens(request)
             taken = self._slots.take(request.prompt_ids, drafts=draft_tokens > 0)
-            self.statistics.num_reused_tokens += taken.num_target
-            self._active.append(
-                Sequence(
-                    request,
-                    taken=taken,
-                    draft_tokens=draft_tokens,
-                    rates=self._controller.new_rates() if request.draft_tokens == "auto" else None,
-                    is_scheduled=request.draft_tokens is None and bool(self._engine.shapes.draft_schedule),
-                    max_sequence_length=self._engine.shapes.max_sequence_length,
-                    vocab_size=self._engine.target.vocab_size,
-                    tokenizer=self._tokenizer,
-                    submitted_at=waiting.submitted_at,
-                    due_at=waiting.due_at,
-                )
-            )
+            try:
+                self._active.append(self._begin(waiting, taken, draft_tokens))
+            except Exception as error:
+                # A grammar, say, that its library cannot start: no reason to end the others.
+                logger.exception("request `%s` could not begin", request.request_id)
+                self._slots.give_back(taken.slot)
+                refused.append(_refusal(request, f"{type(error).__name__}: {error}"))
+            else:
+                self.statistics.num_reused_tokens += taken.num_target
+        return refused
+
+    def _begin(self, waiting: Waiting, taken: TakenSlot, draft_tokens: int) -> Sequence:
+        request = waiting.request
+        return Sequence(
+            request,
+            taken=taken,
+            draft_tokens=draft_tokens,
+            rates=self._controller.new_rates() if request.draft_tokens == "auto" else None,
+            is_scheduled=request.draft_tokens is None and bool(self._engine.shapes.draft_schedule),
+            max_sequence_length=self._engine.shapes.max_sequence_length,
+            vocab_size=self._engine.target.vocab_size,
+            tokenizer=self._tokenizer,
+            submitted_at=waiting.submitted_at,
+            due_at=waiting.due_at,
+        )
 
     def _draft_tokens(self, request: GenerationRequest) -> int:
         if request.draft_tokens is None:
@@ -289,3 +301,7 @@ def _take(sequence: Sequence, rows: TargetRows, output: TargetOutput) -> Read:
     else:
         num_accepted = sequence.take_output(output)
     return Read(sequence=sequence, rows=rows, output=output, num_accepted=num_accepted, is_prompt=is_prompt)
+
+
+def _refusal(request: GenerationRequest, reason: str) -> GenerationChunk:
+    return GenerationChunk(request_id=request.request_id, token_ids=(), text="", finish_reason="error", error=reason)

@@ -260,7 +260,8 @@ def _parsed(response: http.client.HTTPResponse) -> dict[str, Any]:
         content = response.read()
     except (OSError, http.client.HTTPException) as error:
         raise PeagleError(f"the server broke an answer off: {type(error).__name__}: {error}") from error
-    return json_object(content, response.status)
+    # Of a stream a refusal too is an event.
+    return json_object(content.strip().removeprefix(b"data:"), response.status)
 
 
 def json_object(content: bytes, status: int) -> dict[str, Any]:

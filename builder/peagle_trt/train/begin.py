@@ -16,7 +16,14 @@ from peagle_trt.train.fitting import fit_partition
 from peagle_trt.train.prompting import ChatFormat
 from peagle_trt.train.request import TrainingRequest
 from peagle_trt.train.settings import TrainingSettings
-from peagle_trt.train.start import auxiliary_scale, copy_last_layers, count_tokens, drafter_config, seeded_head
+from peagle_trt.train.start import (
+    auxiliary_scale,
+    copy_last_layers,
+    count_tokens,
+    drafter_config,
+    feed_forward_width,
+    seeded_head,
+)
 from peagle_trt.train.states import StateSource, StoredStates, complete_each
 from peagle_trt.train.target import TorchTarget
 from peagle_trt.train.trainer import Trainer
@@ -77,7 +84,8 @@ def begin(
             "method": request.method,
             "start (sha256)": None if warm is None else warm.digests(),
             "layers": request.num_layers or (USUAL_LAYERS if warm is None else warm.config.num_layers),
-            "width of feed-forward blocks": request.intermediate_size,
+            "feed-forward width": request.intermediate_size
+            or (feed_forward_width(target.config) if warm is None else warm.config.intermediate_size),
             "auxiliary layers": target.auxiliary_layers,
             "draft vocabulary": len(vocabulary),
             "mask token": mask_token_id,

@@ -39,7 +39,7 @@ def drafter_config(
     experts, unless `intermediate_size` says otherwise. Without a mask token, `NO_MASK_TOKEN`, it is a plain EAGLE-3
     head.
     """
-    width = intermediate_size or _feed_forward_width(target)
+    width = intermediate_size or feed_forward_width(target)
     return DrafterConfig(
         dialect="vllm",
         hidden_size=target.hidden_size,
@@ -62,7 +62,8 @@ def drafter_config(
     )
 
 
-def _feed_forward_width(target: TargetConfig) -> int:
+def feed_forward_width(target: TargetConfig) -> int:
+    """Neurons that a token passes through in a layer of the target; a head's usual width."""
     if target.experts is None:
         return target.intermediate_size
     return target.experts.intermediate_size * target.experts.experts_per_token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,25 @@ def test_cancelling_ends_a_long_answer(thread: EngineThread) -> None:
     thread.submit(request("x", max_tokens=4000), collector)
     thread.cancel("x")
     assert collector.wait()[-1].finish_reason == "cancelled"
+    thread.close()
+
+
+class BrokenGuide:
+    """A grammar whose library fails at the start of the answer."""
+
+    def start(self) -> None:
+        raise RuntimeError("no state left")
+
+
+def test_a_request_that_cannot_begin_ends_alone(thread: EngineThread) -> None:
+    broken, innocent = Collector(), Collector()
+    thread.submit(request("innocent", max_tokens=400), innocent)
+    thread.submit(replace(request("broken"), guide=BrokenGuide()), broken)  # type: ignore[arg-type]
+    assert (broken.wait()[-1].finish_reason, "no state left" in broken.chunks[-1].error) == ("error", True)
+    assert innocent.wait()[-1].finish_reason == "length"
+    after = Collector()
+    thread.submit(request("after"), after)
+    assert after.wait()[-1].finish_reason == "length"
     thread.close()
 
 

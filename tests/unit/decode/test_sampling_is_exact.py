@@ -57,6 +57,30 @@ def test_cutting_drafts_by_confidence_leaves_the_distribution(
     assert chi_square_is_plausible(counts, exact_probabilities(engine, settings))
 
 
+@pytest.mark.parametrize("in_flight", [1, 8])
+def test_a_seed_gives_one_answer_however_many_drafts_there_are(in_flight: int) -> None:
+    answers: dict[DraftTokens, list[tuple[int, ...]]] = {}
+    counts: list[DraftTokens] = [0, 1, 2, 3, "auto"]
+    for draft_tokens in counts:
+        loop = DecodeLoop(MarkovEngine(agreement=0.8, max_batch_size=8, max_sequence_length=64), None)
+        for seed in range(in_flight):
+            loop.submit(
+                GenerationRequest(
+                    request_id=str(seed),
+                    prompt_ids=(1, 2),
+                    max_tokens=40,
+                    draft_tokens=draft_tokens,
+                    sampling=SamplingSettings(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=seed),
+                )
+            )
+        found: dict[str, tuple[int, ...]] = {}
+        while loop.has_work:
+            for chunk in loop.step():
+                found[chunk.request_id] = found.get(chunk.request_id, ()) + tuple(chunk.token_ids)
+        answers[draft_tokens] = [found[str(seed)] for seed in range(in_flight)]
+    assert all(answers[each] == answers[0] for each in counts)
+
+
 def test_a_wrong_acceptance_rule_would_be_caught() -> None:
     engine = MarkovEngine(agreement=0.8, max_batch_size=8)
     counts = sample(engine, SamplingSettings(temperature=0.8), samples_drafts=False, draft_tokens=3)
