@@ -193,9 +193,7 @@ class DecodeLoop:
         max_rows = max(MIN_PROMPT_ROWS, PROMPT_ROWS_A_STEP - num_rows - num_drafter_rows)
         if all(answer.gives_way_to(prompt) for answer in answers for prompt in prompts):
             return max_rows
-        return self._controller.prompt_rows(
-            num_sequences=len(running), num_rows=num_rows, max_rows=max_rows, num_prompts=len(prompts)
-        )
+        return self._controller.prompt_rows(num_sequences=len(running), num_rows=num_rows, max_rows=max_rows)
 
     def _collect(self) -> list[GenerationChunk]:
         """Chunks of all active sequences; frees the slots of finished ones."""

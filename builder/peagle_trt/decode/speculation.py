@@ -35,8 +35,6 @@ MIN_PROMPT_ROWS = 8
 PROMPT_SHARE = 0.35
 """What prompts may add to a step, as a share of it: running answers get their next token within twice the usual time,
 with room for the drafter's reading of the prompt."""
-LARGEST_PROMPT_SHARE = 0.8
-"""The same where more prompts wait than answers run: until they run too, every step reads all weights for few."""
 EXPLORED_PROMPT_ROWS = 32
 """Rows of prompts that a step reads while passes of one size at most were measured. One size says nothing of what a row
 costs, and steps that read little would never find out that they could read more."""
@@ -120,14 +118,13 @@ class SpeculationController:
         self.costs.add(curve, num_rows, seconds)
         self._drafter_seconds = float(curve.predict(np.array([num_rows]))[0])
 
-    def prompt_rows(self, *, num_sequences: int, num_rows: int, max_rows: int, num_prompts: int = 1) -> int:
+    def prompt_rows(self, *, num_sequences: int, num_rows: int, max_rows: int) -> int:
         """Rows of prompts that a step can read without making running answers wait much longer.
 
         Args:
             num_sequences: Running answers.
             num_rows: Rows of theirs.
             max_rows: Most that may be read in any case.
-            num_prompts: Prompts that are being read.
         """
         curve = self.costs.target(num_sequences)
         if max_rows <= MIN_PROMPT_ROWS:
@@ -137,8 +134,7 @@ class SpeculationController:
         choices = np.arange(MIN_PROMPT_ROWS, max_rows + 1)
         seconds = curve.predict(num_rows + choices)
         alone = curve.least(num_rows)
-        share = min(PROMPT_SHARE * max(1.0, num_prompts / num_sequences), LARGEST_PROMPT_SHARE)
-        limit = alone + share * (alone + self._drafter_seconds)
+        limit = alone + PROMPT_SHARE * (alone + self._drafter_seconds)
         return MIN_PROMPT_ROWS + max(0, int((seconds <= limit).sum()) - 1)
 
     def choose(self, wishes: Sequence[DraftWish], *, num_sequences: int, other_rows: int) -> list[int]:
