@@ -141,7 +141,7 @@ def test_a_model_that_is_not_supported_costs_no_download(hub: FakeHub, tmp_path:
 def test_an_interrupted_download_goes_on_later(hub: FakeHub, tmp_path: Path) -> None:
     # The library writes ten million bytes at a time.
     hub.repositories[TARGET]["model.safetensors"] = bytes(32_000_000)
-    hub.seconds_a_chunk = 0.005
+    hub.seconds_a_chunk = 0.02
     first = start(hub, tmp_path, *BUILD)
     partial = wait_for_partial(tmp_path)
     first.send_signal(signal.SIGINT)
