@@ -162,7 +162,8 @@ def wait_for_partial(home: Path) -> Path:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for path in folder.glob("*.incomplete"):
-            if path.stat().st_size > 0:
+            # Small files come first, and may be caught half way too.
+            if path.stat().st_size > 1_000_000:
                 return path
         time.sleep(0.01)
     raise AssertionError("nothing arrived")
