@@ -238,7 +238,7 @@ def test_another_model_is_not_found(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize("is_streaming", [False, True])
 def test_an_answer_whose_client_leaves_is_cancelled_at_the_server(door: Door, is_streaming: bool) -> None:
     before = door.metrics().get("peagle_cancelled_requests_total", 0.0)
-    long: dict[str, Any] = {**GREEDY, "max_tokens": 400, "extra_body": {"ignore_eos": True, "draft_tokens": 0}}
+    long: dict[str, Any] = {**GREEDY, "max_tokens": 900, "extra_body": {"ignore_eos": True, "draft_tokens": 0}}
     client = door.client()
     if is_streaming:
         stream = client.chat.completions.create(**long, stream=True)

@@ -19,6 +19,16 @@ from peagle_trt.deploy.server import TritonServer
 PUBLICATION_SECONDS = 0.5
 """More than twice the period at which the model publishes."""
 
+LASTING = {
+    "text_input": "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:",
+    "max_tokens": 900,
+    "end_id": -1,
+    "draft_tokens": 0,
+    "temperature": 1.0,
+    "num_return_sequences": 16,
+}
+"""More answers than the engine has slots, as long as they may be: seconds of work, for tests that interrupt it."""
+
 
 def _own_counters(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name.startswith("peagle_")}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -13,8 +11,9 @@ import pytest
 
 from peagle_trt.decode.session import LoadedBuild, generate
 from peagle_trt.errors import RequestError
+from tests.support.servers import wait_until
 
-from .conftest import Served
+from .conftest import LASTING, Served
 
 PROMPT = "Question: Tom has 3 apples and buys 4 more. How many apples does he have?\nAnswer:"
 ASK = {"text_input": PROMPT, "max_tokens": 48}
@@ -25,13 +24,6 @@ WILD = {"text_input": PROMPT, "max_tokens": 100, "temperature": 3.0, "seed": 7, 
 def expected_text(loaded: LoadedBuild, **changes: Any) -> str:
     request = replace(loaded.request(PROMPT, max_tokens=48), **changes)
     return generate(loaded, [request])[0].text
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 @pytest.mark.parametrize("model", ["peagle", "ensemble"])
@@ -115,18 +107,22 @@ def test_more_clients_than_slots_wait_their_turn(served: Served) -> None:
 
 def test_a_stream_that_its_client_leaves_is_cancelled(served: Served) -> None:
     before = served.settled_metrics()["peagle_cancelled_requests_total"]
-    stream = served.grpc({**ASK, "stream": True, "max_tokens": 400, "end_id": -1, "draft_tokens": 0})
+    stream = served.grpc({**LASTING, "stream": True})
     next(iter(stream))
     stream.cancel()
-    assert wait_until(lambda: served.metrics()["peagle_cancelled_requests_total"] == before + 1)
+    assert wait_until(
+        lambda: served.metrics()["peagle_cancelled_requests_total"] == before + LASTING["num_return_sequences"]
+    )
 
 
 def test_an_http_stream_that_its_client_leaves_is_cancelled(served: Served) -> None:
     before = served.settled_metrics()["peagle_cancelled_requests_total"]
-    stream = served.http.generate_stream({**ASK, "max_tokens": 400, "end_id": -1, "draft_tokens": 0})
+    stream = served.http.generate_stream(LASTING)
     next(stream)
     stream.close()
-    assert wait_until(lambda: served.metrics()["peagle_cancelled_requests_total"] == before + 1)
+    assert wait_until(
+        lambda: served.metrics()["peagle_cancelled_requests_total"] == before + LASTING["num_return_sequences"]
+    )
 
 
 def test_a_stop_word_ends_the_answer_and_is_cut_from_it(served: Served, loaded: LoadedBuild) -> None:
