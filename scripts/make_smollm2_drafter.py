@@ -4,6 +4,7 @@ Each step is a subcommand, so that the long ones can be run apart and again:
     invent --worker 0 --num-workers 2      user turns sampled from the target; --round 2, 3, ... for more of them
     questions                              all question sets, mixed; a later --round draws again and adds what is new
     features --worker 0 --num-workers 2    the target's answers with hidden states
+    lengthen --answer-tokens 512 --output STORE    the answers that their limit cut, up to a later one, in another store
     evaluation                             the target's answers to the benchmarks, in float32
     train --output FOLDER                  the head; exported and evaluated every ten minutes
     measure --output FOLDER                acceptance of a head on the answers of `evaluation`
@@ -20,6 +21,7 @@ import logging
 import random
 import sysconfig
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +33,14 @@ from peagle_trt.spec.drafter import NO_MASK_TOKEN
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
 from peagle_trt.train.begin import new_trainer
 from peagle_trt.train.checkpoint import read_head, write_head
-from peagle_trt.train.collect import CollectionPlan, collect_features, invent_questions, read_questions, write_questions
+from peagle_trt.train.collect import (
+    CollectionPlan,
+    collect_features,
+    invent_questions,
+    lengthen_answers,
+    read_questions,
+    write_questions,
+)
 from peagle_trt.train.corpus import (
     Question,
     compose_exercises,
@@ -251,7 +260,7 @@ def main() -> None:
     """Run one step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "step", choices=("invent", "questions", "features", "evaluation", "train", "measure", "average")
+        "step", choices=("invent", "questions", "features", "lengthen", "evaluation", "train", "measure", "average")
     )
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k, chat-1k, mt-bench, humaneval")
@@ -263,7 +272,8 @@ def main() -> None:
     parser.add_argument(
         "--source-tree", type=Path, action="append", default=[], help="more Python packages to take functions from"
     )
-    parser.add_argument("--output", type=Path, help="where the head goes")
+    parser.add_argument("--output", type=Path, help="where the head goes; lengthen: the store for the longer answers")
+    parser.add_argument("--answer-tokens", type=int, default=512, help="lengthen: limit of a whole answer")
     parser.add_argument("--method", choices=("p-eagle", "eagle3"), default="p-eagle", help="how the head drafts")
     parser.add_argument("--start", type=Path, help="an earlier head to begin with")
     parser.add_argument("--newer", type=Path, help="average: a head that was trained from --start")
@@ -326,6 +336,10 @@ def main() -> None:
         write_questions(arguments.work / f"{name}.jsonl", questions)
         return
     plan = CollectionPlan(worker=arguments.worker, num_workers=arguments.num_workers)
+    if arguments.step == "lengthen":
+        plan = replace(plan, max_new_tokens=arguments.answer_tokens)
+        lengthen_answers(target, source=arguments.work, folder=arguments.output, plan=plan)
+        return
     questions = read_questions(arguments.work / "questions.jsonl")
     collect_features(target, chat, questions, folder=arguments.work, plan=plan)
 

@@ -7,13 +7,14 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peagle_trt.errors import UsageError
 from peagle_trt.train.corpus import Question
-from peagle_trt.train.features import FeatureWriter, read_index
-from peagle_trt.train.generate import Prompt, answer_prompts, nucleus_chooser
+from peagle_trt.train.features import FeatureWriter, read_index, read_texts
+from peagle_trt.train.generate import Answer, Prompt, answer_prompts, nucleus_chooser
 from peagle_trt.train.prompting import ChatFormat, invented_question, invitations, make_prompts
 from peagle_trt.train.states import Features
 
@@ -84,15 +85,12 @@ def collect_features(
     Returns:
         Answer tokens stored by this call.
     """
-    writer = FeatureWriter(folder, prefix=f"worker{plan.worker}")
     done = {identifier for shard in read_index(folder) for identifier in shard.identifiers}
     prompts = make_prompts(
         questions, chat, max_prompt_tokens=plan.max_prompt_tokens, max_new_tokens=plan.max_new_tokens
     )
     share = itertools.islice(prompts, plan.worker, None, plan.num_workers)
-    # Room for both turns of a conversation: first prompt, half an answer, second turn, half an answer.
-    capacity = min(plan.max_prompt_tokens + plan.max_new_tokens + 64, target.config.max_positions)
-    num_slots = max(1, min(plan.num_slots, plan.num_slots * 600 // capacity))
+    capacity, num_slots = _flight_sizes(target, plan)
     answers = answer_prompts(
         target,
         _pending(share, done),
@@ -101,6 +99,75 @@ def collect_features(
         capacity=capacity,
         keeps_states=plan.features == "cached",
     )
+    return _store(answers, FeatureWriter(folder, prefix=f"worker{plan.worker}"), plan)
+
+
+def lengthen_answers(target: TorchTarget, *, source: Path, folder: Path, plan: CollectionPlan) -> int:
+    """Continue this worker's share of a store's answers that their limit cut; a second call continues.
+
+    Long answers repeat themselves, and what predicts a repetition is learned only from answers that are long enough.
+
+    Args:
+        target: The model that gave the answers.
+        source: The store that holds them, with hidden states or without.
+        folder: The store for the whole answers, from their first token on, with the hidden states of all tokens.
+        plan: `max_new_tokens` is the limit of a whole answer, the old part counted.
+
+    Returns:
+        Answer tokens stored by this call, those of the old parts counted.
+
+    Raises:
+        UsageError: Both stores are one.
+    """
+    if source.resolve() == folder.resolve():
+        raise UsageError(
+            f"`{folder}` holds the answers that are to become longer",
+            hint="name another folder for the longer ones; both may be trained on",
+        )
+    cut = {answer.prompt.identifier: answer for answer in _cut_answers(source, target.config.eos_token_ids, plan)}
+    done = {identifier for shard in read_index(folder) for identifier in shard.identifiers}
+    share = itertools.islice(cut.values(), plan.worker, None, plan.num_workers)
+    capacity, num_slots = _flight_sizes(target, plan)
+    answers = answer_prompts(
+        target,
+        (cut_answer.continuation for cut_answer in share if cut_answer.prompt.identifier not in done),
+        choose=target.greedy_tokens,
+        num_slots=num_slots,
+        capacity=capacity,
+    )
+    whole = (replace(answer, prompt=cut[answer.prompt.identifier].prompt) for answer in answers)
+    return _store(whole, FeatureWriter(folder, prefix=f"worker{plan.worker}"), plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CutAnswer:
+    """What was asked, and the prompt that lets the target go on where it was stopped."""
+
+    prompt: Prompt
+    continuation: Prompt
+
+
+def _cut_answers(folder: Path, eos_token_ids: Sequence[int], plan: CollectionPlan) -> Iterator[_CutAnswer]:
+    for shard in read_index(folder):
+        for identifier, source, text in zip(shard.identifiers, shard.sources, read_texts(folder, shard), strict=True):
+            token_ids = tuple(text.token_ids.tolist())
+            num_left = plan.max_new_tokens - (len(token_ids) - text.prompt_length)
+            if token_ids[-1] in eos_token_ids or num_left <= 0 or text.prompt_length > plan.max_prompt_tokens:
+                continue
+            continuation = Prompt(identifier=identifier, source=source, token_ids=token_ids, max_new_tokens=num_left)
+            asked = replace(continuation, token_ids=token_ids[: text.prompt_length])
+            yield _CutAnswer(prompt=asked, continuation=continuation)
+
+
+def _flight_sizes(target: TorchTarget, plan: CollectionPlan) -> tuple[int, int]:
+    """Tokens a slot, and slots."""
+    # Room for both turns of a conversation: first prompt, half an answer, second turn, half an answer.
+    capacity = min(plan.max_prompt_tokens + plan.max_new_tokens + 64, target.config.max_positions)
+    return capacity, max(1, min(plan.num_slots, plan.num_slots * 600 // capacity))
+
+
+def _store(answers: Iterator[Answer], writer: FeatureWriter, plan: CollectionPlan) -> int:
+    """Write answers until they end or hold the plan's budget of tokens; answer tokens written."""
     num_tokens, started = 0, time.monotonic()
     for count, answer in enumerate(answers, start=1):
         writer.add(answer)
