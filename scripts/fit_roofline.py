@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec.structs
 import numpy as np
 
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.roofline import Constant, Device, StepTime, curve_from_length, find_device, find_pair, plain_step
 from scripts.roofline_tables import (
     CONTEXT_TOKENS,
@@ -39,7 +41,7 @@ def main() -> None:
     """Parse the command line and print the constants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(COMMANDS))
-    parser.add_argument("--context", type=int, default=CONTEXT_TOKENS)
+    parser.add_argument("--context", type=positive, default=CONTEXT_TOKENS)
     options = parser.parse_args()
     COMMANDS[options.what](options.context)
 
@@ -209,4 +211,4 @@ COMMANDS: dict[str, Callable[[int], None]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

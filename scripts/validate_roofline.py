@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec.structs
 
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.roofline import Device, curve_from_length, find_device, find_pair, p_eagle_step, plain_step
 from peagle_trt.roofline.acceptance import P_EAGLE_DECAY
 from scripts.roofline_tables import (
@@ -61,7 +63,7 @@ def main() -> None:
     """Parse the command line and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(COMMANDS))
-    parser.add_argument("--context", type=int, default=CONTEXT_TOKENS)
+    parser.add_argument("--context", type=positive, default=CONTEXT_TOKENS)
     options = parser.parse_args()
     COMMANDS[options.what](options.context)
 
@@ -237,4 +239,4 @@ COMMANDS: dict[str, Callable[[int], None]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))
