@@ -46,6 +46,7 @@ WRONG_INPUT = {
     "prove_true_size": (["--here", "--work", "nowhere", "--step", "pass"], 4, "target` does not exist"),
     "quickstart": (["--target", "nowhere", "--builds", "out"], 2, "`nowhere` is no known target and no path"),
     "serve_load": (["nowhere"], 2, NO_BUILD),
+    "simulate_burst": (["-k", "17"], 2, "`draft_tokens` is 17; expected 0..16"),
     "soak": (["nowhere", "--requests", "1"], 2, NO_BUILD),
     "synthesize_checkpoint": (["gpt-oss-20b", "--num-layers", "1", *OUT], 2, "a target needs 2 layers"),
 }
