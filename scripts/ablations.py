@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ import torch
 from torch import nn
 
 from peagle_trt import catalog
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
 from peagle_trt.train.collect import CollectionPlan, collect_features
 from peagle_trt.train.corpus import Question
@@ -153,18 +155,20 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--aux-layers", help="ID,ID,ID; 2, n/2 and n-3 by default")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--questions", type=int, default=200, help="to train on")
-    parser.add_argument("--held-out", type=int, default=20, help="questions a benchmark")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--tokens-per-step", type=int, default=800)
+    parser.add_argument("--questions", type=positive, default=200, help="to train on")
+    parser.add_argument("--held-out", type=positive, default=20, help="questions a benchmark")
+    parser.add_argument("--steps", type=positive, default=100)
+    parser.add_argument("--tokens-per-step", type=positive, default=800)
     parser.add_argument("--learning-rate", type=float, default=0.02)
-    parser.add_argument("-k", "--draft-tokens", type=int, default=5)
+    parser.add_argument("-k", "--draft-tokens", type=positive, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="NAME,... of the variants: " + ", ".join(VARIANTS))
     options = parser.parse_args()
     unknown = set(options.only.split(",") if options.only else ()) - VARIANTS.keys()
     if unknown:
         parser.error(f"no variant `{sorted(unknown)[0]}`; there are {', '.join(VARIANTS)}")
+    if options.aux_layers and not all(part.isdecimal() for part in options.aux_layers.split(",")):
+        parser.error(f"`{options.aux_layers}` is no list of layers, such as 2,15,27")
     return options
 
 
@@ -277,4 +281,4 @@ def write_table(work: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -14,12 +14,12 @@ import time
 from pathlib import Path
 
 from peagle_trt.calibrate import NUM_PROMPTS, calibrate
-from peagle_trt.errors import PeagleError
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.quant.calibration import CALIBRATIONS
 from peagle_trt.quant.calibration.target import ANSWER_TOKENS
 
 
-def main() -> int:
+def main() -> None:
     """Run one calibration; exit codes are those of `peagle-trt`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path)
@@ -28,36 +28,31 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, required=True, help="file of the target's scales")
     parser.add_argument("--drafter", type=Path, help="head to calibrate too")
     parser.add_argument("--drafter-output", type=Path, help="file of the head's scales")
-    parser.add_argument("--num-prompts", type=int, default=NUM_PROMPTS)
-    parser.add_argument("--answer-tokens", type=int, default=ANSWER_TOKENS)
-    parser.add_argument("-k", "--draft-tokens", type=int, default=5)
+    parser.add_argument("--num-prompts", type=positive, default=NUM_PROMPTS)
+    parser.add_argument("--answer-tokens", type=positive, default=ANSWER_TOKENS)
+    parser.add_argument("-k", "--draft-tokens", type=positive, default=5)
     parser.add_argument("--accept-dead-experts", action="store_true")
     options = parser.parse_args()
     if (options.drafter is None) != (options.drafter_output is None):
         parser.error("--drafter and --drafter-output belong together")
     started = time.process_time()
-    try:
-        found = calibrate(
-            options.target,
-            options.recipe,
-            options.prompts,
-            options.output,
-            drafter_path=options.drafter,
-            drafter_output_path=options.drafter_output,
-            num_prompts=options.num_prompts,
-            answer_tokens=options.answer_tokens,
-            draft_tokens=options.draft_tokens,
-            allows_dead_experts=options.accept_dead_experts,
-            report=lambda line: print(line, file=sys.stderr),
-        )
-    except PeagleError as error:
-        print(f"error: {error.message}\n  {error.hint}", file=sys.stderr)
-        return error.exit_code
+    found = calibrate(
+        options.target,
+        options.recipe,
+        options.prompts,
+        options.output,
+        drafter_path=options.drafter,
+        drafter_output_path=options.drafter_output,
+        num_prompts=options.num_prompts,
+        answer_tokens=options.answer_tokens,
+        draft_tokens=options.draft_tokens,
+        allows_dead_experts=options.accept_dead_experts,
+        report=lambda line: print(line, file=sys.stderr),
+    )
     for module, maxima in found.drafter_maxima.items():
         print(f"{module:28} first row {maxima.first:11.4f}   others {maxima.real:9.4f}   masks {maxima.masked:9.4f}")
     print(f"{time.process_time() - started:.0f} CPU seconds", file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main))

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from peagle_trt.bench.prompt_sets import read_prompts
+from peagle_trt.cli.script import positive, positives, run_script
 from peagle_trt.decode.session import LoadedBuild, open_build
 from peagle_trt.errors import PeagleError
 from peagle_trt.files import write_text
@@ -34,18 +35,15 @@ Batch = tuple[str, int, list[list[int]]]
 """Set of prompts, number in flight, prompts."""
 
 
-def main() -> None:
+def main() -> int:
     """Install, load, decode in turns, print; ends with 1 where a peer failed."""
     arguments = _arguments()
-    try:
-        engines, failures = compare(arguments)
-    except PeagleError as error:
-        raise SystemExit(f"{error.message}" + (f" ({error.hint})" if error.hint else "")) from error
+    engines, failures = compare(arguments)
     if arguments.output is not None:
         settings = {name: _plain(value) for name, value in vars(arguments).items()}
         write_text(arguments.output, json.dumps(document(engines, failures, settings), indent=1) + "\n")
     print(table(engines, failures))
-    sys.exit(1 if failures else 0)
+    return 1 if failures else 0
 
 
 def compare(arguments: argparse.Namespace) -> tuple[list[Engine], dict[tuple[str, str], str]]:
@@ -103,18 +101,25 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=_path, required=True, help="folder for environments, models and the build; kept")
     parser.add_argument("--peers", type=_names, default=tuple(name for name in PEERS if name != OURS))
-    parser.add_argument("--python", action="append", default=[], metavar="PEER=PATH", help="an environment that exists")
+    parser.add_argument(
+        "--python",
+        action="append",
+        type=_interpreter,
+        default=[],
+        metavar="PEER=PATH",
+        help="an environment that exists",
+    )
     parser.add_argument("--gguf", type=_path, help="a file for llama.cpp; by default the target is written as one")
     parser.add_argument("--target", default="tiny", help="catalog name or Hugging Face folder")
     parser.add_argument("--drafter", type=_path, help="a P-EAGLE head; by default the shipped one")
     parser.add_argument("--eagle3-build", type=_path, help="a build of the same target with an EAGLE-3 head")
     parser.add_argument("--prompts", default="gsm8k,mt-bench", help="sets or files, a list")
-    parser.add_argument("--num-prompts", type=int, default=8, help="of each set")
-    parser.add_argument("--concurrency", type=_numbers, default=(1,), help="prompts in flight, a list")
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--max-length", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=1, help="of every engine")
-    parser.add_argument("-k", "--draft-tokens", type=int, default=3)
+    parser.add_argument("--num-prompts", type=positive, default=8, help="of each set")
+    parser.add_argument("--concurrency", type=positives, default=(1,), help="prompts in flight, a list")
+    parser.add_argument("--max-tokens", type=positive, default=64)
+    parser.add_argument("--max-length", type=positive, default=512)
+    parser.add_argument("--threads", type=positive, default=1, help="of every engine")
+    parser.add_argument("-k", "--draft-tokens", type=positive, default=3)
     parser.add_argument("--timeout", type=float, default=600.0, help="longest wait for an answer, in seconds")
     parser.add_argument("-o", "--output", type=_path, help="file for all figures and answers, as JSON")
     return parser.parse_args()
@@ -125,8 +130,11 @@ def _path(text: str) -> Path:
     return Path(text).resolve()
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+def _interpreter(text: str) -> str:
+    name, _, path = text.partition("=")
+    if name not in PEERS or not path:
+        raise argparse.ArgumentTypeError(f"`{text}` is no PEER=PATH, where PEER is one of {', '.join(PEERS)}")
+    return text
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -281,4 +289,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from peagle_trt.bench.prompt_sets import read_prompts
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.decode.session import Generation, LoadedBuild, generate, open_build
 
 
@@ -36,9 +38,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("builds", type=Path, nargs="+")
     parser.add_argument("--prompts", default="humaneval,gsm8k,mt-bench")
-    parser.add_argument("--num-prompts", type=int, default=5)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("-k", "--draft-tokens", type=int, default=5)
+    parser.add_argument("--num-prompts", type=positive, default=5)
+    parser.add_argument("--max-tokens", type=positive, default=64)
+    parser.add_argument("-k", "--draft-tokens", type=positive, default=5)
     options = parser.parse_args()
     builds = {path: open_build(path, num_threads=1) for path in options.builds}
     tallies = {path: Tally() for path in builds}
@@ -108,4 +110,4 @@ def ratio(slow: list[float], fast: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -14,14 +14,16 @@ from typing import Any
 from peagle_trt.bench.prompt_sets import read_prompts
 from peagle_trt.catalog import drafter_path, find_entry, has_entry, target_path
 from peagle_trt.cli.main import run
+from peagle_trt.cli.script import positive, positives, run_script
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationRequest
 from peagle_trt.decode.session import LoadedBuild, open_build
+from peagle_trt.errors import UsageError
 from peagle_trt.pipeline import build
 from peagle_trt.spec import BuildSpec
 
 
-def main() -> None:
+def main() -> int:
     """Compare for every K; ends with 5 where something differs."""
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="peagle-trt-vllm-") as name:
@@ -41,7 +43,7 @@ def main() -> None:
         prompts = _prompt_ids(loaded, arguments)
         rows = [_compare(loaded, k, prompts, target, head, folder, arguments) for k in arguments.draft_tokens]
     print(_table(rows))
-    sys.exit(0 if all(row["equal"] for row in rows) else 5)
+    return 0 if all(row["equal"] for row in rows) else 5
 
 
 def _arguments() -> argparse.Namespace:
@@ -50,20 +52,18 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", default="tiny", help="catalog name or Hugging Face folder")
     parser.add_argument("--drafter", type=Path, help="a P-EAGLE or EAGLE-3 head; by default the shipped one")
     parser.add_argument("--prompts", default="gsm8k")
-    parser.add_argument("--num-prompts", type=int, default=6)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--max-length", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("-k", "--draft-tokens", type=_numbers, default=(1, 3, 5, 7))
+    parser.add_argument("--num-prompts", type=positive, default=6)
+    parser.add_argument("--max-tokens", type=positive, default=64)
+    parser.add_argument("--max-length", type=positive, default=512)
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("-k", "--draft-tokens", type=positives, default=(1, 3, 5, 7))
     return parser.parse_args()
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
 
 
 def _checkpoints(arguments: argparse.Namespace) -> tuple[Path, Path]:
     if not has_entry(arguments.target):
+        if arguments.drafter is None:
+            raise UsageError("a target of your own needs a drafter", hint="give --drafter DIR")
         return Path(arguments.target), arguments.drafter
     entry = find_entry(arguments.target)
     return target_path(entry), arguments.drafter or drafter_path(entry)
@@ -185,4 +185,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

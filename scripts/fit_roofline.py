@@ -3,7 +3,7 @@
     python -m scripts.fit_roofline decay    decay of conditional acceptance, from the blog's lengths at K = 3 and K = 7
     python -m scripts.fit_roofline h200     three constants, from the paper's 24 gpt-oss cells at K = 3
     python -m scripts.fit_roofline b200     layers from two plain figures, the host's work from three speed-ups
-    python -m scripts.fit_roofline cpu      bandwidth and rate, from seven of 44 passes
+    python -m scripts.fit_roofline cpu      bandwidth and rate, from this CPU's 44 passes
     python -m scripts.fit_roofline spread   the H200's fit again for experts that differ in popularity, and how it does
 
 Times are sums that are linear in what is fitted, so a fit is one least-squares solution of relative errors.
@@ -14,11 +14,14 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec.structs
 import numpy as np
 
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.roofline import Constant, Device, StepTime, curve_from_length, find_device, find_pair, plain_step
 from scripts.roofline_tables import (
     CONTEXT_TOKENS,
@@ -26,7 +29,6 @@ from scripts.roofline_tables import (
     blog_steps,
     cpu_time,
     is_fitted,
-    is_fitted_cpu,
     load_of,
     predict_step,
     published,
@@ -39,7 +41,7 @@ def main() -> None:
     """Parse the command line and print the constants."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(COMMANDS))
-    parser.add_argument("--context", type=int, default=CONTEXT_TOKENS)
+    parser.add_argument("--context", type=positive, default=CONTEXT_TOKENS)
     options = parser.parse_args()
     COMMANDS[options.what](options.context)
 
@@ -157,11 +159,20 @@ def fit_b200(context_tokens: int) -> None:
 
 
 def fit_cpu(_: int) -> None:
-    """Bandwidth and rate from seven target passes."""
-    device, measured = find_device("cpu"), sweep()
-    items = [
-        item for item in measured["passes"] if is_fitted_cpu(item["model"], item["draft_tokens"], item["batch_size"])
-    ]
+    """Bandwidth and rate from all passes."""
+    measured = sweep()
+    shares = cpu_shares(find_device("cpu"), measured["passes"], measured["tokens_present"])
+    print(f"bandwidth_efficiency {shares[0]:.3f}, compute_efficiency {shares[1]:.3f}")
+
+
+def cpu_shares(device: Device, items: Sequence[dict[str, Any]], context_tokens: int) -> tuple[float, float]:
+    """Shares of a CPU's bandwidth and rate that come closest to measured passes.
+
+    Args:
+        device: The CPU.
+        items: Passes of the sweep.
+        context_tokens: Tokens present in each.
+    """
     free = with_constants(
         device,
         bandwidth_efficiency=1.0,
@@ -169,7 +180,6 @@ def fit_cpu(_: int) -> None:
         layer_overhead_seconds=0.0,
         step_overhead_seconds=0.0,
     )
-    context_tokens = measured["tokens_present"]
 
     def times(factors: Sequence[float]) -> Iterable[float]:
         no_memory = with_constants(free, bandwidth_efficiency=1e12)
@@ -177,8 +187,8 @@ def fit_cpu(_: int) -> None:
             compute = cpu_time(no_memory, item, context_tokens)
             yield factors[0] * (cpu_time(free, item, context_tokens) - compute) + factors[1] * compute
 
-    slowness = solve(times, [item["cpu_ms"] / 1e3 for item in items], 2)
-    print(f"bandwidth_efficiency {1 / slowness[0]:.3f}, compute_efficiency {1 / slowness[1]:.3f}")
+    memory, compute = solve(times, [item["cpu_ms"] / 1e3 for item in items], 2)
+    return 1 / memory, 1 / compute
 
 
 def fit_decay(_: int) -> None:
@@ -209,4 +219,4 @@ COMMANDS: dict[str, Callable[[int], None]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

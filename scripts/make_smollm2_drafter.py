@@ -19,6 +19,7 @@ import itertools
 import json
 import logging
 import random
+import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +29,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.cli.train import USUAL_DECAY
+from peagle_trt.errors import UsageError
 from peagle_trt.spec.drafter import NO_MASK_TOKEN
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
 from peagle_trt.train.begin import new_trainer
@@ -243,7 +246,7 @@ def average(arguments: argparse.Namespace) -> None:
     old, new = earlier.folded_state(), head.folded_state()
     shapes = [{name: value.shape for name, value in state.items()} for state in (old, new)]
     if shapes[0] != shapes[1] or not np.array_equal(vocabulary, earlier_vocabulary):
-        raise SystemExit(f"`{arguments.newer}` and `{arguments.start}` differ in shape or draft vocabulary")
+        raise UsageError(f"`{arguments.newer}` and `{arguments.start}` differ in shape or draft vocabulary")
     mixed = {name: torch.lerp(old[name], new[name], arguments.share) for name in new}
     write_head(arguments.output, head, vocabulary, target.config, mixed)
     measure(arguments)
@@ -266,9 +269,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k, chat-1k, mt-bench, humaneval")
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--worker", type=int, default=0)
-    parser.add_argument("--num-workers", type=int, default=1)
-    parser.add_argument("--count", type=int, default=1000, help="invented questions a worker")
-    parser.add_argument("--round", type=int, default=1, help="from the second on, invented turns get first words")
+    parser.add_argument("--num-workers", type=positive, default=1)
+    parser.add_argument("--count", type=positive, default=1000, help="invented questions a worker")
+    parser.add_argument("--round", type=positive, default=1, help="from the second on, invented turns get first words")
     parser.add_argument(
         "--source-tree", type=Path, action="append", default=[], help="more Python packages to take functions from"
     )
@@ -278,23 +281,27 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="an earlier head to begin with")
     parser.add_argument("--newer", type=Path, help="average: a head that was trained from --start")
     parser.add_argument("--share", type=float, default=0.5, help="average: weight of the newer head")
-    parser.add_argument("--evaluation-questions", type=int, default=20, help="of each set")
-    parser.add_argument("--evaluation-tokens", type=int, default=128, help="longest answer to them")
-    parser.add_argument("--layers", type=int)
-    parser.add_argument("--intermediate-size", type=int)
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--tokens-per-step", type=int, default=2000)
+    parser.add_argument("--evaluation-questions", type=positive, default=20, help="of each set")
+    parser.add_argument("--evaluation-tokens", type=positive, default=128, help="longest answer to them")
+    parser.add_argument("--layers", type=positive)
+    parser.add_argument("--intermediate-size", type=positive)
+    parser.add_argument("--steps", type=positive, default=800)
+    parser.add_argument("--tokens-per-step", type=positive, default=2000)
     parser.add_argument("--matrix-rate", type=float, default=0.02)
     parser.add_argument("--retention", type=float, default=0.5)
     parser.add_argument("--target-temperature", type=float, default=0.7)
     parser.add_argument("--depth-decay", type=float, help="weight of a depth relative to the one before")
     parser.add_argument("--refused-weight", type=float, default=1.0, help="weight of rows behind refused drafts")
-    parser.add_argument("--depths", type=int, default=6)
-    parser.add_argument("--decay-steps", type=int)
-    parser.add_argument("--draft-vocab-size", type=int, default=16384)
+    parser.add_argument("--depths", type=positive, default=6)
+    parser.add_argument("--decay-steps", type=positive)
+    parser.add_argument("--draft-vocab-size", type=positive, default=16384)
     parser.add_argument("--save-seconds", type=float, default=600.0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     arguments = parser.parse_args()
+    needed = {"train": ("output",), "measure": ("output",), "average": ("output", "start", "newer")}
+    for option in needed.get(arguments.step, ()):
+        if getattr(arguments, option) is None:
+            parser.error(f"{arguments.step} needs --{option}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(arguments.threads)
     arguments.work.mkdir(parents=True, exist_ok=True)
@@ -345,4 +352,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

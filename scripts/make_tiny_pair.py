@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
 from peagle_trt.train.begin import new_trainer
 from peagle_trt.train.checkpoint import read_head, write_head
@@ -212,8 +214,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=CATALOG)
     parser.add_argument("--step", choices=("target", "drafter", "all"), default="all")
     parser.add_argument("--work", type=Path, required=True, help="folder for features and training states")
-    parser.add_argument("--questions", type=int, default=2400)
-    parser.add_argument("--steps", type=int, default=450)
+    parser.add_argument("--questions", type=positive, default=2400)
+    parser.add_argument("--steps", type=positive, default=450)
     parser.add_argument("--target-seconds", type=float, default=420.0, help="CPU seconds")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -236,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

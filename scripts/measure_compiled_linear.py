@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.graph.batched.experts_stacks import integers
 from peagle_trt.graph.batched.layers import linear
 from peagle_trt.graph.batched.nodes import BATCHED_OPSET
@@ -102,7 +104,7 @@ def compile_for_sm120(path: Path, size: int) -> tuple[int, int]:
 def main() -> None:
     """Print a line of JSON for every form."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=2048, help="rows and columns of the matrix, a multiple of 16")
+    parser.add_argument("--size", type=positive, default=2048, help="rows and columns of the matrix, a multiple of 16")
     size = parser.parse_args().size
     for form in FORMS:
         with tempfile.TemporaryDirectory() as folder:
@@ -110,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import multiprocessing
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.decode.session import LoadedBuild, open_build
 from peagle_trt.engine.protocol import DraftRows, TargetRows
 
@@ -42,7 +44,7 @@ def main() -> None:
     peers.add_argument("build", type=Path)
     peers.add_argument("huggingface", type=Path)
     peers.add_argument("--genai", type=Path)
-    peers.add_argument("--tokens", type=int, default=48)
+    peers.add_argument("--tokens", type=positive, default=48)
     peers.set_defaults(run=lambda options: measure_peers(options))
     drafting = commands.add_parser("drafting")
     drafting.add_argument("builds", nargs="+", type=Path)
@@ -247,4 +249,4 @@ def quartiles(values: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from peagle_trt.cli.script import run_script
 from peagle_trt.quant.layer_recipes import load_layer_recipe
 from peagle_trt.readers import read_target
 from peagle_trt.readers.drafter import is_drafter, read_head
@@ -85,4 +86,4 @@ def tell(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

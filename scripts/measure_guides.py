@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from unittest import mock
 import numpy as np
 
 from peagle_trt.bench.prompt_sets import read_prompts
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.decode import drafting
 from peagle_trt.decode.acceptance import Drafts
 from peagle_trt.decode.guidance import GuideCompiler, GuideSettings, TokenGuide
@@ -46,9 +48,9 @@ def main() -> None:
     """Parse the command line, measure, print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
-    parser.add_argument("--num-prompts", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=160)
-    parser.add_argument("-k", "--draft-tokens", type=int, default=5)
+    parser.add_argument("--num-prompts", type=positive, default=16)
+    parser.add_argument("--max-tokens", type=positive, default=160)
+    parser.add_argument("-k", "--draft-tokens", type=positive, default=5)
     options = parser.parse_args()
     build = open_build(options.build, num_threads=1)
     guides = GuideCompiler(build.tokenizer, build.manifest.target.vocab_size, build.manifest.target.eos_token_ids)
@@ -138,4 +140,4 @@ def mask_microseconds(guide: TokenGuide, found: list[Generation]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -28,8 +28,8 @@ from peagle_trt.build_folder import MANIFEST_NAME
 from peagle_trt.cli.bench_options import Measuring
 from peagle_trt.cli.bench_run import measure_into
 from peagle_trt.cli.bench_text import write_table
+from peagle_trt.cli.script import positive, positives, run_script
 from peagle_trt.decode.session import open_build
-from peagle_trt.errors import PeagleError
 from peagle_trt.files import sha256_of, write_text
 
 PLAIN, OURS, OTHERS = "none", "p-eagle", "eagle3"
@@ -81,10 +81,7 @@ class Bar:
 def main() -> None:
     """Measure what is left, then write `headline.json` and print the tables."""
     arguments = _arguments()
-    try:
-        documents, bars = measure(arguments)
-    except PeagleError as error:
-        raise SystemExit(f"{error.message}" + (f" ({error.hint})" if error.hint else "")) from error
+    documents, bars = measure(arguments)
     document = {"bars": [asdict(bar) for bar in bars], "runs": documents}
     text = json.dumps(document, indent=1, default=_plain)
     write_text(arguments.output / "headline.json", text + "\n")
@@ -218,23 +215,23 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--baseline-build", type=Path, help="a build of the same target with an EAGLE-3 head")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the runs; the same call goes on")
     parser.add_argument("--prompts", default="humaneval")
-    parser.add_argument("--num-prompts", type=int, default=48)
-    parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--concurrency", type=_numbers, default=(1, 8), help="requests in flight, a list")
+    parser.add_argument("--num-prompts", type=positive, default=48)
+    parser.add_argument("--max-tokens", type=positive, default=128)
+    parser.add_argument("--concurrency", type=positives, default=(1, 8), help="requests in flight, a list")
     parser.add_argument(
         "-k", "--draft-tokens", type=_draft_tokens, default=tuple(range(1, 8)), help="K or auto, a list"
     )
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--threads", type=int, help="by default every core")
+    parser.add_argument("--repeats", type=positive, default=2)
+    parser.add_argument("--threads", type=positive, help="by default every core")
     return parser.parse_args()
 
 
 def _draft_tokens(text: str) -> tuple[int, ...]:
-    return _numbers(",".join(str(AUTO) if part == "auto" else part for part in text.split(",")))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    try:
+        parts = [AUTO if part == "auto" else positive(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, nor `auto`") from error
+    return tuple(dict.fromkeys(parts))
 
 
 def _measure(
@@ -319,4 +316,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

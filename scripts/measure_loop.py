@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peagle_trt.bench.prompt_sets import read_prompts
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import GenerationRequest
 from peagle_trt.decode.session import LoadedBuild, open_build
@@ -45,8 +47,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--turns", type=positive, default=3)
     options = parser.parse_args()
     build = open_build(options.build, num_threads=options.threads)
     prompts = read_prompts("gsm8k", max(CONCURRENCY)).prompts
@@ -106,4 +108,4 @@ def summarise(name: tuple[int, int], turns: list[dict[tuple[int, int], Timing]])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

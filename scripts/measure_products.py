@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from peagle_trt.cli.script import positive, positives, run_script
 from peagle_trt.machine import probe_machine
 
 Matrix = NDArray[np.float32]
@@ -41,8 +43,8 @@ def main() -> None:
     """Parse the command line, measure, print a table and write one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--threads", type=int, choices=range(1, 257), metavar="N", default=1)
-    parser.add_argument("--rows", type=_numbers, default=(1, 2, 4, 8, 16, 24, 32))
+    parser.add_argument("--threads", type=positive, choices=range(1, 257), metavar="N", default=1)
+    parser.add_argument("--rows", type=positives, default=(1, 2, 4, 8, 16, 24, 32))
     parser.add_argument("--budget", type=float, default=0.25, help="seconds for each figure")
     options = parser.parse_args()
     rates = {name: measure(shapes, options.rows, options.threads, options.budget) for name, shapes in CASES.items()}
@@ -149,12 +151,5 @@ ENGINES: dict[str, Callable[[Sequence[Matrix], int], Product]] = {
 }
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"`{text}` is no list of numbers above 0, such as 1,2,4")
-    return tuple(dict.fromkeys(map(int, parts)))
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

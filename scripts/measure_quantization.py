@@ -26,7 +26,8 @@ import torch
 
 from peagle_trt.bench.known_answers import problems, questions_with_answers
 from peagle_trt.calibrate import calibrate
-from peagle_trt.errors import PeagleError, UsageError
+from peagle_trt.cli.script import positive, run_script
+from peagle_trt.errors import UsageError
 from peagle_trt.files import remove_folder, write_text
 from peagle_trt.quant.calibration import Scales, read_scales
 from peagle_trt.quant.calibration.dequantized import WeightPlan, modules_above, write_dequantized
@@ -177,29 +178,26 @@ class Measurement:
         )
 
 
-def main() -> int:
-    """Measure, write the report, and return an exit code of `peagle-trt`'s."""
+def main() -> None:
+    """Measure and write the report."""
     options = _options()
     torch.set_num_threads(options.threads)
     chosen = options.recipes.split(",")
     unknown = [name for name in chosen if name not in RECIPES]
     if unknown:
-        print(f"error: unknown recipes {unknown}; known: {', '.join(RECIPES)}", file=sys.stderr)
-        return 2
-    try:
-        measurement = Measurement(options)
-        measurement.measure(None)
-        for name in chosen:
-            measurement.measure(RECIPES[name])
-    except PeagleError as error:
-        print(f"error: {error.message}\n  {error.hint}", file=sys.stderr)
-        return error.exit_code
+        raise UsageError(f"unknown recipes {unknown}", hint=f"known: {', '.join(RECIPES)}")
+    for folder in (options.target, options.drafter):
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"`{folder}` is no folder with a config.json", hint="transformers reads the pair")
+    measurement = Measurement(options)
+    measurement.measure(None)
+    for name in chosen:
+        measurement.measure(RECIPES[name])
     text = table(measurement.results)
     write_text(options.output / "table.md", text)
     write_text(options.output / "errors.md", error_table(measurement.results))
     plot(measurement.results, options.output / "plot.png")
     print(text)
-    return 0
 
 
 def _options() -> argparse.Namespace:
@@ -212,15 +210,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--keep", action="append", default=[], help="modules to leave out, as a pattern of a shell")
     parser.add_argument("--num-texts", type=int, default=32, help="of GSM8K and HumanEval each, for logits")
     parser.add_argument("--num-problems", type=int, default=100, help="of GSM8K, to be solved")
-    parser.add_argument("--max-answer-tokens", type=int, default=256, help="of an answer to a problem")
+    parser.add_argument("--max-answer-tokens", type=positive, default=256, help="of an answer to a problem")
     parser.add_argument("--prompts", default="mt-bench,humaneval,gsm8k", help="sets for acceptance lengths")
-    parser.add_argument("--num-prompts", type=int, default=20, help="of each set")
-    parser.add_argument("--max-tokens", type=int, default=128, help="of an answer to a prompt")
-    parser.add_argument("-k", "--draft-tokens", type=int, default=5)
-    parser.add_argument("--calibration-prompts", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--num-prompts", type=positive, default=20, help="of each set")
+    parser.add_argument("--max-tokens", type=positive, default=128, help="of an answer to a prompt")
+    parser.add_argument("-k", "--draft-tokens", type=positive, default=5)
+    parser.add_argument("--calibration-prompts", type=positive, default=32)
+    parser.add_argument("--threads", type=positive, default=1)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_script(main))

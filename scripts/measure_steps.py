@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.decode.session import LoadedBuild, open_build
 from peagle_trt.engine.protocol import DraftRows, TargetRows
 from peagle_trt.machine import probe_machine
@@ -32,8 +34,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--turns", type=positive, default=15)
     options = parser.parse_args()
     build = open_build(options.build, num_threads=options.threads)
     passes = make_passes(build)
@@ -125,4 +127,4 @@ def summarise(name: Name, turns: list[dict[Name, tuple[float, float]]]) -> dict[
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

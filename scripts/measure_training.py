@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from peagle_trt import catalog
+from peagle_trt.cli.script import positive, positives, run_script
 from peagle_trt.spec import DrafterConfig
 from peagle_trt.spec.rope import RopeConfig
 from peagle_trt.train import head as head_module
@@ -44,6 +45,7 @@ from peagle_trt.train.states import ComputedStates, StoredStates
 from peagle_trt.train.step import step_gradients
 from peagle_trt.train.target import read_torch_target
 
+METHODS = ("cached", "recomputed", "dense")
 HIDDEN, VOCABULARY, DRAFT_VOCABULARY = 576, 49152, 16384
 
 
@@ -51,18 +53,22 @@ def main() -> None:
     """Parse the command line and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("rows", "memory", "speed", "features", "case"))
-    parser.add_argument("--length", type=int, default=8192)
-    parser.add_argument("--depths", type=int, default=8)
+    parser.add_argument("--length", type=positive, default=8192)
+    parser.add_argument("--depths", type=positive, default=8)
     parser.add_argument("--retention", type=float, default=0.8)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--segments", default="1,2,4,8,16")
-    parser.add_argument("--cases", help="METHOD:SEGMENTS,...; both methods at all --segments by default")
+    parser.add_argument("--layers", type=positive, default=4)
+    parser.add_argument("--segments", type=positives, default=(1, 2, 4, 8, 16))
+    parser.add_argument("--cases", type=_cases, help="METHOD:SEGMENTS,...; both methods at all --segments by default")
     parser.add_argument("--limit-gib", type=float, help="address space of each case's process")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=positive, default=5)
     parser.add_argument("--target", help="features: a catalog name or a checkpoint's folder")
     parser.add_argument("--aux-layers", help="features: ID,ID,ID; 2, n/2 and n-3 by default")
-    parser.add_argument("--texts", type=int, default=8, help="features: texts of a step")
+    parser.add_argument("--texts", type=positive, default=8, help="features: texts of a step")
     options = parser.parse_args()
+    if options.aux_layers and not all(part.isdecimal() for part in options.aux_layers.split(",")):
+        parser.error(f"`{options.aux_layers}` is no list of layers, such as 2,15,27")
+    if (options.what == "features" and not options.target) or (options.what == "case" and not options.cases):
+        parser.error(f"{options.what} needs {'--target' if options.what == 'features' else '--cases'}")
     commands = {"rows": print_rows, "memory": print_memory, "speed": print_speed, "case": run_case}
     (commands | {"features": print_features})[options.what](options)
 
@@ -73,7 +79,7 @@ def print_rows(options: argparse.Namespace) -> None:
     plan = sample_rows(options.length, np.ones(options.length, bool), drop, np.random.default_rng(0))
     print("| S | rows alive, cached | rows alive, Algorithm 1 | rows run, cached | rows run, Algorithm 1 |")
     print("|---|---|---|---|---|")
-    for number in map(int, options.segments.split(",")):
+    for number in options.segments:
         alive = [peak_rows(plan, number, method) for method in ("cached", "recomputed")]
         again = sum(len(segment.rows) for segment in paper_segments(plan, number))
         print(f"| {number} | {alive[0]:,} | {alive[1]:,} | {len(plan.depths):,} | {again:,} |")
@@ -95,7 +101,7 @@ def print_memory(options: argparse.Namespace) -> None:
         )
         method, segments = name.split(":")
         if done.returncode:
-            print(f"{method:11} {segments:>8}  died: {done.stderr.strip().splitlines()[-1][:150]}", flush=True)
+            print(f"{method:11} {segments:>8}  died: {_reason(done.stderr)}", flush=True)
             continue
         found = json.loads(done.stdout)
         print(
@@ -103,6 +109,13 @@ def print_memory(options: argparse.Namespace) -> None:
             f"{found['step_mib']:9.0f} {found['cpu_seconds']:6.1f}  {found['loss']:.6f}",
             flush=True,
         )
+
+
+def _reason(said: str) -> str:
+    """Why a case died: its error, or the last it said."""
+    lines = said.strip().splitlines() or ["without a word"]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines)[-1][:150]
 
 
 def print_features(options: argparse.Namespace) -> None:
@@ -170,7 +183,7 @@ def run_case(options: argparse.Namespace) -> None:
     head, tables, sequence, plan = make_step(options)
     before = resident_mib()
     began = time.process_time()
-    sums = run_step(head, tables, sequence, plan, options.cases)
+    sums = run_step(head, tables, sequence, plan, options.cases[0])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     figures = {
         "peak_rows": sums.peak_rows,
@@ -186,9 +199,16 @@ def run_case(options: argparse.Namespace) -> None:
 def cases(options: argparse.Namespace) -> list[str]:
     """METHOD:SEGMENTS of each case, the unpartitioned one first."""
     if options.cases:
-        return str(options.cases).split(",")
-    numbers = options.segments.split(",")
-    return [f"cached:{n}" for n in numbers] + [f"recomputed:{n}" for n in numbers if n != "1"]
+        return list(options.cases)
+    numbers = options.segments
+    return [f"cached:{n}" for n in numbers] + [f"recomputed:{n}" for n in numbers if n > 1]
+
+
+def _cases(text: str) -> tuple[str, ...]:
+    parts = [part.partition(":") for part in text.split(",")]
+    if not all(method in METHODS and number.isdecimal() and int(number) for method, _, number in parts):
+        raise argparse.ArgumentTypeError(f"`{text}` is no METHOD:SEGMENTS,... of {', '.join(METHODS)}")
+    return tuple("".join(part) for part in parts)
 
 
 def make_step(options: argparse.Namespace) -> tuple[PeagleHead, FrozenTables, TrainingSequence, RowPlan]:
@@ -277,4 +297,4 @@ def resident_mib() -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

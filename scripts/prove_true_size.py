@@ -32,6 +32,7 @@ import msgspec
 import numpy as np
 
 from peagle_trt.build_folder import StagedBuild, staging_path
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.engine.protocol import DraftRows, TargetRows
 from peagle_trt.engine.registry import open_engine
 from peagle_trt.engine.tensorrt.build import read_engines
@@ -294,7 +295,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and builds")
     parser.add_argument("--model", action="append", choices=published_models(), help="all by default")
     parser.add_argument("--step", action="append", choices=list(STEPS), help="all by default, in order")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     parser.add_argument("--here", action="store_true", help="run the one step in this process")
     arguments = parser.parse_args()
     models, steps = arguments.model or published_models(), arguments.step or list(STEPS)
@@ -311,4 +312,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

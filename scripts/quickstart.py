@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from peagle_trt.cli.main import run
+from peagle_trt.cli.script import run_script
 from peagle_trt.deploy.client import GrpcStream, HttpClient
 from peagle_trt.deploy.ports import choose_ports
 from peagle_trt.deploy.repository import assemble_repository
 from peagle_trt.deploy.server import TritonServer
-from peagle_trt.errors import PeagleError
 
 QUESTION = "A library has 48 new books and lends out half of them. How many new books are left on the shelf?"
 SPEED_PROMPTS = (
@@ -153,10 +153,4 @@ def _indented(text: str) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except PeagleError as failure:
-        print(f"error: {failure.message}\n{failure.hint}", file=sys.stderr)
-        sys.exit(failure.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(run_script(main))

@@ -229,8 +229,3 @@ def cpu_time(device: Device, item: dict[str, Any], context_tokens: int) -> float
         return found.seconds + device.step_overhead_seconds.value
     found = drafter_pass(device, pair.drafter, load, rows_each=2 * slots, sampled_each=slots, reads_target=True)
     return found.seconds
-
-
-def is_fitted_cpu(model: str, draft_tokens: int, batch_size: int) -> bool:
-    """Whether cpu.toml's constants were fitted to a pass."""
-    return model == "target" and (batch_size == 1 or (draft_tokens, batch_size) == (7, 8))

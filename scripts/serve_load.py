@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peagle_trt.bench.prompt_sets import read_prompts
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.decode.loop import DecodeLoop
 from peagle_trt.decode.request import DraftTokens
 from peagle_trt.decode.session import LoadedBuild, open_build
@@ -83,9 +85,9 @@ def main() -> None:
     """Parse the command line, measure, write one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
-    parser.add_argument("--requests", type=_count, default=48, help="questions a turn")
-    parser.add_argument("--clients", type=_count, default=8, help="that ask at once")
-    parser.add_argument("--turns", type=_count, default=3, help="of each kind of run")
+    parser.add_argument("--requests", type=positive, default=48, help="questions a turn")
+    parser.add_argument("--clients", type=positive, default=8, help="that ask at once")
+    parser.add_argument("--turns", type=positive, default=3, help="of each kind of run")
     parser.add_argument(
         "--draft-tokens", type=_draft_tokens, default=None, help="K, auto, or build for the build's own"
     )
@@ -228,12 +230,6 @@ def _num_steps(server: TritonServer) -> int:
     return int(read_metrics(server.ports.metrics)["peagle_engine_steps_total"])
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is no number above 0")
-    return int(text)
-
-
 def _draft_tokens(text: str) -> DraftTokens:
     if text in ("build", "auto"):
         return None if text == "build" else "auto"
@@ -243,4 +239,4 @@ def _draft_tokens(text: str) -> DraftTokens:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from peagle_trt.bench.prompt_sets import read_prompts
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.decode.session import LoadedBuild, generate, open_build
 from peagle_trt.deploy import shared_memory
 from peagle_trt.deploy.client import HttpClient, read_metrics
@@ -37,12 +38,12 @@ SETTLE_SECONDS = 30.0
 NUM_SAMPLES = 20
 
 
-def main() -> None:
+def main() -> int:
     """Parse the command line, soak, write one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
-    parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--requests", type=positive, default=5000)
+    parser.add_argument("--clients", type=positive, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
@@ -53,7 +54,7 @@ def main() -> None:
     print(text)
     if options.output is not None:
         options.output.write_text(text + "\n", encoding="utf-8")
-    sys.exit(1 if report["faults"] else 0)
+    return 1 if report["faults"] else 0
 
 
 def soak(build_path: Path, asks: list[Ask], folder: Path, *, num_clients: int) -> dict[str, object]:
@@ -182,4 +183,4 @@ def _growth(memory: list[int]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

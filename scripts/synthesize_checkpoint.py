@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
+
+from peagle_trt.cli.script import positive, run_script
+from peagle_trt.errors import UsageError
 
 PUBLISHED = Path(__file__).parent / "published"
 ELEMENT_BYTES = {"BF16": 2, "U8": 1, "BOOL": 1, "I64": 8}
@@ -237,11 +241,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=published_models())
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for `target` and `drafter`")
-    parser.add_argument("--num-layers", type=int, help="shorten the target; its drafter then reads layers 0, 1 and 2")
+    parser.add_argument(
+        "--num-layers", type=positive, help="shorten the target; its drafter then reads layers 0, 1 and 2"
+    )
     parser.add_argument("--fill-layer", type=int, action="append", default=[], help="fill a layer of the target")
     parser.add_argument("--fill-tables", action="store_true", help="fill the target's embedding and output layer")
     parser.add_argument("--fill-drafter", action="store_true", help="fill the whole drafter")
-    parser.add_argument("--table-rows", type=int, help="fill only so many rows of the tables that are filled")
+    parser.add_argument("--table-rows", type=positive, help="fill only so many rows of the tables that are filled")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     published = read_published(arguments.model)
@@ -272,7 +278,7 @@ def main() -> None:
 def shorten(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     """The same model with fewer layers; a head needs the streams around two layers at least."""
     if num_layers < 2:
-        raise SystemExit("synthesize_checkpoint: a target needs 2 layers, for a drafter reads 3 of its streams")
+        raise UsageError("a target needs 2 layers, for a drafter reads 3 of its streams")
     config = dict(published["config"], num_hidden_layers=num_layers)
     if "layer_types" in config:
         config["layer_types"] = config["layer_types"][:num_layers]
@@ -373,4 +379,4 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

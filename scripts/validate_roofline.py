@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec.structs
 
+from peagle_trt.cli.script import positive, run_script
 from peagle_trt.roofline import Device, curve_from_length, find_device, find_pair, p_eagle_step, plain_step
 from peagle_trt.roofline.acceptance import P_EAGLE_DECAY
+from scripts.fit_roofline import cpu_shares, with_constants
 from scripts.roofline_tables import (
     CONTEXT_TOKENS,
     Published,
     blog_steps,
     cpu_time,
     is_fitted,
-    is_fitted_cpu,
     load_of,
     loop_time,
     loops,
@@ -61,7 +64,7 @@ def main() -> None:
     """Parse the command line and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=list(COMMANDS))
-    parser.add_argument("--context", type=int, default=CONTEXT_TOKENS)
+    parser.add_argument("--context", type=positive, default=CONTEXT_TOKENS)
     options = parser.parse_args()
     COMMANDS[options.what](options.context)
 
@@ -188,8 +191,8 @@ def lay_against_cpu(_: int) -> None:
     }
     plain = cells["target", 0, 1]
     report("passes, ms of CPU time", list(cells.values()))
-    held_out = [cell for (model, slots, batch), cell in cells.items() if not is_fitted_cpu(model, slots, batch)]
-    report("passes that no constant was fitted to", held_out, shows_cells=False)
+    by_others = left_out(device, measured)
+    report("passes, each by constants fitted to other numbers of requests", by_others, shows_cells=False)
     steps = []
     for (model, slots, batch), draft in cells.items():
         if model == "drafter":
@@ -203,6 +206,26 @@ def lay_against_cpu(_: int) -> None:
             )
     report("verify and draft together, as ratios", steps)
     report_loop(device)
+
+
+def left_out(device: Device, measured: dict[str, Any]) -> list[Cell]:
+    """Passes of every number of requests, predicted by constants that are fitted to all passes of other numbers."""
+    passes, context_tokens = measured["passes"], measured["tokens_present"]
+    cells = []
+    for count in sorted({item["batch_size"] for item in passes}):
+        others = [item for item in passes if item["batch_size"] != count]
+        bandwidth, rate = cpu_shares(device, others, context_tokens)
+        fitted = with_constants(device, bandwidth_efficiency=bandwidth, compute_efficiency=rate)
+        cells += [
+            Cell(
+                name=f"{item['model']} K={item['draft_tokens']} B={count} (ms)",
+                measured=item["cpu_ms"],
+                predicted=1e3 * cpu_time(fitted, item, context_tokens),
+            )
+            for item in passes
+            if item["batch_size"] == count
+        ]
+    return cells
 
 
 def report_loop(device: Device) -> None:
@@ -237,4 +260,4 @@ COMMANDS: dict[str, Callable[[int], None]] = {
 }
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_script(main))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -30,7 +31,6 @@ METHODS = ("p-eagle", "eagle3", "none")
 SERVED = "served"
 # A served build is asked by one thread a request.
 CONCURRENCY = NumberList(min=1, max=1024)
-AUTO = 0
 # What a comparison of two builds looks at; `--url` it refuses itself, with a reason.
 WITH_AGAINST = (
     "build_path",
@@ -43,7 +43,7 @@ WITH_AGAINST = (
     "draft_tokens",
     "num_threads",
 )
-DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS, words={"auto": AUTO})
+DRAFT_TOKENS = NumberList(min=MIN_DRAFT_TOKENS, max=MAX_DRAFT_TOKENS, words=["auto"])
 
 
 @click.command("bench")
@@ -91,7 +91,7 @@ def command(
     num_prompts: int,
     max_tokens: int,
     concurrency: tuple[int, ...],
-    draft_tokens: tuple[int, ...],
+    draft_tokens: tuple[int | Literal["auto"], ...],
     method: str | None,
     baseline: str,
     baseline_path: Path | None,
@@ -210,7 +210,9 @@ def _check_sides(build_path: Path | None, url: str | None, baseline: str, baseli
         raise UsageError("--baseline eagle3 is measured on builds, not on a served one", hint="leave --url out")
 
 
-def _served_method(client: ServedClient, method: str | None, draft_tokens: tuple[int, ...], output: Output) -> str:
+def _served_method(
+    client: ServedClient, method: str | None, draft_tokens: tuple[int | Literal["auto"], ...], output: Output
+) -> str:
     """Method of what a server decodes with."""
     if not client.served.takes_draft_tokens:
         if method is not None:
@@ -219,7 +221,7 @@ def _served_method(client: ServedClient, method: str | None, draft_tokens: tuple
                 hint="leave --method out; it is measured as it is",
             )
         return SERVED
-    if AUTO in draft_tokens and client.served.method is None:
+    if "auto" in draft_tokens and client.served.method is None:
         raise UsageError(
             "-k auto cannot be asked for through an OpenAI door", hint="ask Triton itself: http://HOST:8000"
         )
@@ -268,7 +270,7 @@ def _methods(
     name: str,
     baseline: str,
     concurrency: tuple[int, ...],
-    draft_tokens: tuple[int, ...],
+    draft_tokens: tuple[int | Literal["auto"], ...],
     max_adaptive_drafts: int,
 ) -> list[Method]:
     """The baseline and the method at every concurrency and K; plain decoding has no K."""
@@ -283,9 +285,9 @@ def _methods(
             methods += [
                 Method(
                     name=each,
-                    draft_tokens=max_adaptive_drafts if slots == AUTO else slots,
+                    draft_tokens=max_adaptive_drafts if slots == "auto" else slots,
                     concurrency=count,
-                    is_adaptive=slots == AUTO,
+                    is_adaptive=slots == "auto",
                 )
                 for slots in draft_tokens
             ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -53,7 +53,7 @@ def compare(
     prompts: str,
     num_prompts: int,
     max_tokens: int,
-    draft_tokens: tuple[int, ...],
+    draft_tokens: tuple[int | Literal["auto"], ...],
     num_problems: int | None,
     num_threads: int | None,
 ) -> None:
@@ -64,7 +64,7 @@ def compare(
     """
     if build_path is None or url is not None:
         raise UsageError("--against compares a BUILD with another, not a served one", hint="leave --url out")
-    if len(draft_tokens) != 1 or draft_tokens[0] < 1:
+    if len(draft_tokens) != 1 or draft_tokens[0] == "auto":
         raise UsageError("--against measures at one K", hint="give one number, such as -k 5")
     material = Material(
         prompts=tuple(each for name in prompts.split(",") for each in read_prompts(name, num_prompts).prompts),

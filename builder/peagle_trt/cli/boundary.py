@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -31,10 +31,24 @@ def run_guarded(arguments: Sequence[str], watch: SignalWatch) -> int:
     Returns:
         The exit code.
     """
+    return guard(lambda output: _run(arguments, output), watch)
+
+
+def guard(work: Callable[[Output], int], watch: SignalWatch) -> int:
+    """Do work and report how it ended.
+
+    Args:
+        work: Prints to what it is given, and returns the exit code.
+        watch: Tells whether a signal has come.
+
+    Returns:
+        The exit code.
+    """
     output = Output()
     try:
         try:
-            return _run(arguments, output)
+            with naming_os_errors(_UNNAMED):
+                return work(output)
         except ReaderGoneError:
             raise
         except (Exception, KeyboardInterrupt, EndedBySignal) as error:
@@ -47,7 +61,7 @@ def run_guarded(arguments: Sequence[str], watch: SignalWatch) -> int:
 
 def _run(arguments: Sequence[str], output: Output) -> int:
     try:
-        with naming_os_errors(_UNNAMED), group.make_context("peagle-trt", list(arguments), obj=output) as context:
+        with group.make_context("peagle-trt", list(arguments), obj=output) as context:
             group.invoke(context)
     except click.exceptions.Exit as ending:
         return ending.exit_code

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from peagle_trt.cli.answer_options import AnswerOptions, answer_options
-from peagle_trt.cli.options import FOLDER, threads_option
+from peagle_trt.cli.options import FOLDER, NumberOrWord, threads_option
 from peagle_trt.cli.output import Output
-from peagle_trt.decode.request import GenerationChunk, GenerationRequest, RequestMetrics, SamplingSettings
+from peagle_trt.decode.request import DraftTokens, GenerationChunk, GenerationRequest, RequestMetrics, SamplingSettings
 from peagle_trt.decode.session import LoadedBuild, open_build, require_method, stream
 from peagle_trt.decode.several import sequence_requests
 from peagle_trt.errors import PeagleError, UsageError
@@ -23,6 +23,7 @@ TOP_K = click.IntRange(0, 2**31 - 1)
 TOP_P = click.FloatRange(0.0, 1.0, min_open=True)
 PENALTY = click.FloatRange(1e-3, 1e3)
 SEED = click.IntRange(min=0)
+DRAFT_TOKENS = NumberOrWord(min=0, max=MAX_DRAFT_TOKENS, words=["auto"])
 
 
 @click.command("generate")
@@ -32,8 +33,8 @@ SEED = click.IntRange(min=0)
 @click.option(
     "-k",
     "--draft-tokens",
-    type=click.IntRange(0, MAX_DRAFT_TOKENS),
-    help="K; the build's by default; 0 decodes without speculation.",
+    type=DRAFT_TOKENS,
+    help="K or auto; the build's by default; 0 decodes without speculation.",
 )
 @click.option(
     "--method",
@@ -59,7 +60,7 @@ def command(
     build_path: Path,
     prompt: str,
     max_tokens: int,
-    draft_tokens: int | None,
+    draft_tokens: DraftTokens,
     method: str | None,
     stop_strings: tuple[str, ...],
     is_chat: bool | None,

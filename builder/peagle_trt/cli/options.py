@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,43 +27,69 @@ class _FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class NumberOrWord(click.ParamType):  # type: ignore[type-arg]  # Generic from click 8.4 on only.
+    """A whole number, or a word in its place.
+
+    Args:
+        min: Smallest number allowed.
+        max: Largest; None for no limit.
+        words: Words that may be written instead; every error names them.
+    """
+
+    name = "number or word"
+
+    def __init__(self, *, min: int | None = None, max: int | None = None, words: Sequence[str] = ()) -> None:
+        self._range = click.IntRange(min, max)
+        self._words = tuple(words)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """What help shows for a value."""
+        return "|".join(("N", *self._words))
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        """From text, or from a number of a settings file."""
+        if isinstance(value, str) and value.strip() in self._words:
+            return value.strip()
+        try:
+            return int(self._range.convert(value if isinstance(value, int) else self._whole(value), param, ctx))
+        except click.BadParameter as error:
+            others = "".join(f", nor `{word}`" for word in self._words)
+            self.fail(error.message.rstrip(".") + others, param, ctx)
+
+    @staticmethod
+    def _whole(text: str) -> int:
+        try:
+            return int(str(text))
+        except ValueError as error:
+            raise click.BadParameter(f"{str(text)!r} is no whole number") from error
+
+
 class NumberList(click.ParamType):  # type: ignore[type-arg]  # Generic from click 8.4 on only.
     """Whole numbers, separated by commas.
 
     Args:
         min: Smallest number allowed.
         max: Largest; None for no limit.
-        words: Words that may be written, and the number each stands for.
+        words: Words that may be written in a number's place.
     """
 
     name = "number list"
 
-    def __init__(self, *, min: int, max: int | None = None, words: Mapping[str, int] | None = None) -> None:
-        self._each = click.IntRange(min, max)
-        self._words = dict(words or {})
+    def __init__(self, *, min: int, max: int | None = None, words: Sequence[str] = ()) -> None:
+        self._each = NumberOrWord(min=min, max=max, words=words)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         """What help shows for a value."""
-        return "N,..."
+        return f"{self._each.get_metavar(param, ctx)},..."
 
     def convert(
-        self, value: str | int | Sequence[int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """From text, or from the numbers of a settings file."""
+        self, value: str | int | Sequence[int | str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | str, ...]:
+        """From text, or from the numbers and words of a settings file."""
         parts: Sequence[Any] = value if isinstance(value, list | tuple) else str(value).split(",")
         if not parts:
             self.fail("the list is empty", param, ctx)
-        return tuple(self._number(part, param, ctx) for part in parts)
-
-    def _number(self, part: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        word = self._words.get(part.strip()) if isinstance(part, str) else None
-        return int(self._each.convert(self._whole(part, param, ctx), param, ctx)) if word is None else word
-
-    def _whole(self, part: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return part if isinstance(part, int) else int(str(part))
-        except ValueError:
-            self.fail(f"{str(part)!r} is no whole number", param, ctx)
+        return tuple(self._each.convert(part, param, ctx) for part in parts)
 
 
 FOLDER = _FilePath(path_type=Path)

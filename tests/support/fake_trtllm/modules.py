@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -71,52 +73,10 @@ def _fill(modules: dict[str, Any], registry: dict[str, Any], *, is_newer: bool) 
     modules["modeling_utils"].register_auto_model = register
     modules["modeling_speculative"].is_newer = is_newer
 
-    def get_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> Any:
-        return SimpleNamespace(stock="Eagle3ForCausalLM")
-
-    if is_newer:
-
-        def get_spec_worker(
-            spec_config: Any, model_config: Any, mapping: Any, use_separate_draft_kv_cache: bool = False
-        ) -> Any:
-            return SimpleNamespace(stock="Eagle3OneModelWorker", set_draft_model=lambda model: None)
-
-        def get_spec_metadata(
-            spec_config: Any,
-            model_config: Any,
-            max_num_requests: int,
-            max_num_tokens: int,
-            spec_resource_manager: Any = None,
-            is_draft_model: bool = False,
-            max_seq_len: int = 262144,
-            num_seq_slots: Any = None,
-        ) -> Any:
-            return _metadata(spec_config, model_config, max_num_requests, max_num_tokens)
-
-    else:
-
-        def get_spec_worker(spec_config: Any, model_config: Any, mapping: Any) -> Any:  # type: ignore[misc]
-            return SimpleNamespace(stock="Eagle3OneModelWorker")
-
-        def get_spec_metadata(  # type: ignore[misc]
-            spec_config: Any,
-            model_config: Any,
-            max_num_requests: int,
-            max_num_tokens: int,
-            spec_resource_manager: Any = None,
-            is_draft_model: bool = False,
-        ) -> Any:
-            return _metadata(spec_config, model_config, max_num_requests, max_num_tokens)
-
     modules["modeling_speculative"].get_draft_model = get_draft_model
-    modules["modeling_speculative"].get_spec_worker = get_spec_worker
-    modules["model_engine"].get_spec_metadata = get_spec_metadata
-
-    def create_py_executor(
-        llm_args: Any, checkpoint_dir: Any = None, tokenizer: Any = None, profiling_stage_data: Any = None
-    ) -> str:
-        return "weights are loaded"
-
+    # 1.2 has the same functions with fewer parameters.
+    modules["modeling_speculative"].get_spec_worker = get_spec_worker if is_newer else _first(3, get_spec_worker)
+    modules["model_engine"].get_spec_metadata = get_spec_metadata if is_newer else _first(6, get_spec_metadata)
     modules["py_executor_creator"].create_py_executor = create_py_executor
     modules["interface"].SpecWorkerBase = NewerWorkerBase if is_newer else OlderWorkerBase
     modules["eagle3"].Eagle3OneModelSpecMetadata = Eagle3OneModelSpecMetadata
@@ -131,7 +91,40 @@ def _fill(modules: dict[str, Any], registry: dict[str, Any], *, is_newer: bool) 
         setattr(modules[module], name, registry[name])
 
 
-def _metadata(spec_config: Any, model_config: Any, max_num_requests: int, max_num_tokens: int) -> Any:
+def _first(count: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with its first parameters alone; it refuses the others."""
+    full = inspect.signature(function)
+    signature = full.replace(parameters=list(full.parameters.values())[:count])
+
+    @functools.wraps(function)
+    def shorter(*values: Any, **named: Any) -> Any:
+        given = signature.bind(*values, **named)
+        return function(*given.args, **given.kwargs)
+
+    vars(shorter)["__signature__"] = signature
+    return shorter
+
+
+def get_draft_model(model_config: Any, draft_config: Any, lm_head: Any, model: Any) -> Any:
+    return SimpleNamespace(stock="Eagle3ForCausalLM")
+
+
+def get_spec_worker(
+    spec_config: Any, model_config: Any, mapping: Any, use_separate_draft_kv_cache: bool = False
+) -> Any:
+    return SimpleNamespace(stock="Eagle3OneModelWorker", set_draft_model=lambda model: None)
+
+
+def get_spec_metadata(
+    spec_config: Any,
+    model_config: Any,
+    max_num_requests: int,
+    max_num_tokens: int,
+    spec_resource_manager: Any = None,
+    is_draft_model: bool = False,
+    max_seq_len: int = 262144,
+    num_seq_slots: Any = None,
+) -> Any:
     return Eagle3OneModelSpecMetadata(
         max_num_requests=max_num_requests,
         max_draft_len=spec_config.max_draft_len,
@@ -141,6 +134,12 @@ def _metadata(spec_config: Any, model_config: Any, max_num_requests: int, max_nu
         max_num_tokens=max_num_tokens,
         layers_to_capture=spec_config.eagle3_layers_to_capture,
     )
+
+
+def create_py_executor(
+    llm_args: Any, checkpoint_dir: Any = None, tokenizer: Any = None, profiling_stage_data: Any = None
+) -> str:
+    return "weights are loaded"
 
 
 @contextlib.contextmanager

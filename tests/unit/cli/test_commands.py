@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 
 from peagle_trt.cli.generate import PENALTY, SEED, TEMPERATURE, TOP_K, TOP_P
 from peagle_trt.cli.main import run
-from peagle_trt.decode.request import SamplingSettings
+from peagle_trt.decode.request import GenerationChunk, GenerationRequest, SamplingSettings
 from peagle_trt.decode.sampling import check_sampling
+from peagle_trt.decode.session import LoadedBuild, stream
 from tests.support.checkpoints import edit_config, save_byte_tokenizer
 from tests.support.models import save_drafter, save_target
 
@@ -115,6 +117,30 @@ def test_generate_with_and_without_drafts_agrees(folder: Path, capsys: pytest.Ca
     assert document_of(capsys, *words, "-k", "0")["text"] == document_of(capsys, *words, "-k", "6")["text"]
 
 
+def test_generate_chooses_k_step_by_step_where_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[GenerationRequest] = []
+
+    def noted(loaded: LoadedBuild, request: GenerationRequest) -> Iterator[GenerationChunk]:
+        asked.append(request)
+        yield from stream(loaded, request)
+
+    monkeypatch.setattr("peagle_trt.cli.generate.stream", noted)
+    words = ["generate", folder / "build", "hello", "--max-tokens", "12"]
+    chosen, plain = document_of(capsys, *words, "-k", "auto"), document_of(capsys, *words, "-k", "0")
+    assert [request.draft_tokens for request in asked] == ["auto", 0]
+    assert chosen["text"] == plain["text"]
+    assert document_of(capsys, *words, "-k", "auto", "--method", "none")["error"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize(("command", "metavar"), [("generate", "N|auto"), ("bench", "N|auto,...")])
+def test_help_shows_that_k_may_be_chosen(command: str, metavar: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"-k, --draft-tokens {metavar} K or auto" in text
+
+
 SAMPLING = {
     "--temperature": ("nan", "inf", "1e300", "-1", "100.5"),
     "--top-k": ("-1", "2147483648", "1.5"),
@@ -122,7 +148,7 @@ SAMPLING = {
     "--repetition-penalty": ("0", "1e9", "nan", "-inf"),
     "--seed": ("-1", "x"),
     "--max-tokens": ("0",),
-    "-k": ("-1", "17"),
+    "-k": ("-1", "17", "AUTO", "2,3"),
     "--stop": ("",),
     "--threads": ("0", "999999"),
     "--num-answers": ("0", "17"),

@@ -29,6 +29,7 @@ def command() -> click.Command:
     @click.option("--chat/--no-chat", "is_chat", default=None)
     @click.option("--dry-run", is_flag=True)
     @click.option("--concurrency", type=NumberList(min=1))
+    @click.option("--load", type=NumberList(min=1, words=["auto"]))
     @click.option("--stage", type=click.Choice(["read", "graph"]))
     @config_option
     def made_up(**values: Any) -> Values:
@@ -56,6 +57,7 @@ ACCEPTED: dict[str, Values] = {
     "concurrency = 4": {"concurrency": (4,)},
     "concurrency = [1, 4]": {"concurrency": (1, 4)},
     'concurrency = "1,4"': {"concurrency": (1, 4)},
+    'load = [1, "auto"]': {"load": (1, "auto")},
     'stage = "graph"': {"stage": "graph"},
     "": {},
 }
@@ -110,6 +112,7 @@ WRONG_TYPES = {
     "draft-tokens = 99": "`draft-tokens` is `99`: 99 is not in the range 1<=x<=16",
     "concurrency = []": "`concurrency` is `[]`: the list is empty",
     'concurrency = "1,x"': """`concurrency` is `"1,x"`: 'x' is no whole number""",
+    'load = [1, "AUTO"]': """`load` is `[1, "AUTO"]`: 'AUTO' is no whole number, nor `auto`""",
     'output = ""': '`output` is `""`: it is empty',
     'output = "a\\u0000b"': "it holds a NUL character",
     'stage = "later"': "`stage` is `\"later\"`: 'later' is not one of",

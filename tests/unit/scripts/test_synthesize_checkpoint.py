@@ -9,6 +9,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from peagle_trt.errors import UsageError
 from peagle_trt.readers import read_drafter
 from peagle_trt.readers.safetensors_file import load_tensor
 from peagle_trt.readers.shards import read_folder_tensors
@@ -112,5 +113,5 @@ def test_a_shortened_model_keeps_its_widths(tmp_path: Path) -> None:
     assert len(short["config"]["layer_types"]) == 2
     write_drafter(tmp_path, short, is_filled=lambda _: False, seed=0)
     assert read_drafter(tmp_path).config.aux_layer_ids == (0, 1, 2)
-    with pytest.raises(SystemExit, match="needs 2 layers"):
+    with pytest.raises(UsageError, match="needs 2 layers"):
         shorten(published, 1)
