@@ -100,7 +100,13 @@ def measure(arguments: argparse.Namespace) -> tuple[list[dict[str, object]], lis
     if arguments.baseline_build is not None:
         other = open_baseline(arguments.baseline_build, OTHERS, loaded, num_threads=arguments.threads)
         other.engine.preload()
-    client = InProcessClient(loaded, is_chat=loaded.tokenizer.has_chat_template, ends=True, baseline=other)
+    client = InProcessClient(
+        loaded,
+        is_chat=loaded.tokenizer.has_chat_template,
+        ends=True,
+        baseline=other,
+        prompt_lookup=arguments.prompt_lookup,
+    )
     prompt_set = read_prompts(arguments.prompts, arguments.num_prompts)
     client.require_fit(prompt_set, arguments.max_tokens)
     names = (OURS,) if other is None else (OURS, OTHERS)
@@ -223,6 +229,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=positive, default=2)
     parser.add_argument("--threads", type=positive, help="by default every core")
+    parser.add_argument(
+        "--prompt-lookup", action="store_true", help="let copies from the text take the place of drafts, for both heads"
+    )
     return parser.parse_args()
 
 
@@ -243,6 +252,7 @@ def _measure(
         round_prompts=schedule.round_prompts,
         warm_up=schedule.warm_up,
         sampling=Sampling(),
+        prompt_lookup=arguments.prompt_lookup,
         run_path=path,
         api_key=None,
         timeout_seconds=None,

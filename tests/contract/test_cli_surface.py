@@ -75,6 +75,7 @@ SURFACE = {
         "--max-tokens",
         "--method",
         "--no-chat",
+        "--prompt-lookup",
         "--repetition-penalty",
         "--seed",
         "--stop",

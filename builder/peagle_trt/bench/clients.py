@@ -119,6 +119,7 @@ class InProcessClient:
         ends: Stop at the model's end tokens; otherwise every answer has `max_tokens`.
         baseline: Another build of the same target, which answers with the method of its own head.
         sampling: How tokens are chosen.
+        prompt_lookup: Let copies from the text take the place of drafts; see `GenerationRequest.prompt_lookup`.
     """
 
     is_local = True
@@ -131,6 +132,7 @@ class InProcessClient:
         ends: bool,
         baseline: LoadedBuild | None = None,
         sampling: Sampling = GREEDY,
+        prompt_lookup: bool = False,
     ) -> None:
         self.max_adaptive_drafts = loaded.manifest.shapes.draft_tokens
         self._loaded = loaded
@@ -138,6 +140,7 @@ class InProcessClient:
         self._is_chat = is_chat
         self._ends = ends
         self._sampling = sampling
+        self._prompt_lookup = prompt_lookup
         # As in a server, what one answer teaches about costs and acceptance serves the next.
         self._controller = SpeculationController(loaded.engine.shapes.max_draft_tokens)
 
@@ -197,7 +200,15 @@ class InProcessClient:
         draft_tokens: DraftTokens = "auto" if method.is_adaptive else method.draft_tokens
         sampling = SamplingSettings(temperature=self._sampling.temperature, seed=self._sampling.seed + index)
         growing[str(index)] = _Growing(submitted_at=time.perf_counter())
-        loop.submit(replace(request, draft_tokens=draft_tokens, end_ids=end_ids, sampling=sampling))
+        loop.submit(
+            replace(
+                request,
+                draft_tokens=draft_tokens,
+                end_ids=end_ids,
+                sampling=sampling,
+                prompt_lookup=self._prompt_lookup,
+            )
+        )
 
     def _request(self, prompt: str, max_tokens: int, index: int) -> GenerationRequest:
         ask = self._loaded.chat_request if self._is_chat else self._loaded.request

@@ -129,6 +129,8 @@ def command(
         raise UsageError("--timeout is of requests to a server", hint="leave it out, or give a --url")
     client: Client
     if url is not None:
+        if measuring.prompt_lookup:
+            raise UsageError("--prompt-lookup is measured on a build, not on a served one", hint="leave --url out")
         # The server does not tell whether its model has a template; it refuses if there is none.
         client = open_served(
             url,
@@ -263,7 +265,14 @@ def _open(
         other = open_baseline(baseline_path, baseline, loaded, num_threads=num_threads)
         other.engine.preload()
     uses_chat = loaded.tokenizer.has_chat_template if is_chat is None else is_chat
-    return InProcessClient(loaded, is_chat=uses_chat, ends=ends, baseline=other, sampling=measuring.sampling), own
+    return InProcessClient(
+        loaded,
+        is_chat=uses_chat,
+        ends=ends,
+        baseline=other,
+        sampling=measuring.sampling,
+        prompt_lookup=measuring.prompt_lookup,
+    ), own
 
 
 def _methods(

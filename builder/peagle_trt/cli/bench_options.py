@@ -13,7 +13,7 @@ import click
 from peagle_trt.bench.clients import Sampling
 from peagle_trt.bench.patience import REQUEST_TIMEOUT_SECONDS
 from peagle_trt.bench.prompt_sets import PromptSet, read_prompts
-from peagle_trt.cli.options import FILE, FOLDER
+from peagle_trt.cli.options import FILE, FOLDER, prompt_lookup_option
 from peagle_trt.errors import UsageError
 
 MAX_REPEATS = 1000
@@ -53,6 +53,7 @@ _OPTIONS = (
         show_default=True,
         help="Of sampling; every prompt of a batch has its own.",
     ),
+    prompt_lookup_option,
     click.option(
         "-o",
         "--output",
@@ -81,6 +82,7 @@ class Measuring:
         round_prompts: Prompts of a round, or None.
         warm_up: Prompts answered before the clock runs.
         sampling: How tokens are chosen.
+        prompt_lookup: Whether copies from the text may take the place of drafts.
         run_path: Folder of the run, or None to keep nothing.
         api_key: Of an OpenAI door, or None.
         timeout_seconds: Longest time for one request of a server, or None where nothing was said.
@@ -91,6 +93,7 @@ class Measuring:
     round_prompts: int | None
     warm_up: int
     sampling: Sampling
+    prompt_lookup: bool
     run_path: Path | None
     api_key: str | None
     timeout_seconds: float | None
@@ -119,6 +122,7 @@ def measuring_options(command: Callable[..., None]) -> Callable[..., None]:
         warm_up: int,
         temperature: float,
         seed: int,
+        prompt_lookup: bool,
         run_path: Path | None,
         api_key_file: Path | None,
         timeout_seconds: float | None,
@@ -130,6 +134,7 @@ def measuring_options(command: Callable[..., None]) -> Callable[..., None]:
             round_prompts=round_prompts,
             warm_up=warm_up,
             sampling=Sampling(temperature=temperature, seed=seed),
+            prompt_lookup=prompt_lookup,
             run_path=run_path,
             api_key=_read_key(api_key_file) if api_key_file else None,
             timeout_seconds=timeout_seconds,

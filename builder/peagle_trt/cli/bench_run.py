@@ -56,6 +56,7 @@ def measure_into(
         "round_prompts": schedule.width,
         "temperature": measuring.sampling.temperature,
         "seed": measuring.sampling.seed,
+        "prompt_lookup": measuring.prompt_lookup,
         "categories": list(measuring.categories),
     }
     if measuring.run_path is None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from peagle_trt.cli.answer_options import AnswerOptions, answer_options
-from peagle_trt.cli.options import FOLDER, NumberOrWord, threads_option
+from peagle_trt.cli.options import FOLDER, NumberOrWord, prompt_lookup_option, threads_option
 from peagle_trt.cli.output import Output
 from peagle_trt.decode.request import DraftTokens, GenerationChunk, GenerationRequest, RequestMetrics, SamplingSettings
 from peagle_trt.decode.session import LoadedBuild, open_build, require_method, stream
@@ -49,6 +49,7 @@ DRAFT_TOKENS = NumberOrWord(min=0, max=MAX_DRAFT_TOKENS, words=["auto"])
 )
 @click.option("--seed", type=SEED, help="Seed of the sampling; drawn by default.")
 @click.option("--stop", "stop_strings", multiple=True, metavar="TEXT", help="Ends the answer; may be given repeatedly.")
+@prompt_lookup_option
 @answer_options
 @click.option("--chat/--no-chat", "is_chat", default=None, help="Use the chat template; by default where there is one.")
 @threads_option
@@ -62,6 +63,7 @@ def command(
     max_tokens: int,
     draft_tokens: DraftTokens,
     method: str | None,
+    prompt_lookup: bool,
     stop_strings: tuple[str, ...],
     is_chat: bool | None,
     num_threads: int | None,
@@ -87,6 +89,7 @@ def command(
     request = replace(
         ask(prompt, max_tokens=max_tokens),
         draft_tokens=0 if method == "none" else draft_tokens,
+        prompt_lookup=prompt_lookup,
         stop_strings=stop_strings,
         sampling=SamplingSettings(
             temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
@@ -146,4 +149,5 @@ def _summary(metrics: RequestMetrics) -> str:
     return (
         f"{metrics.num_output_tokens} tokens in {metrics.total_seconds:.2f} s ({rate:.1f} a second), "
         f"acceptance length {metrics.acceptance_length:.2f}"
+        + (f", {metrics.num_looked_up_tokens} tokens copied" if metrics.num_looked_up_tokens else "")
     )

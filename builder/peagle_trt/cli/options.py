@@ -117,6 +117,11 @@ def _check_threads(context: click.Context, parameter: click.Parameter, value: in
     return value
 
 
+prompt_lookup_option = click.option(
+    "--prompt-lookup",
+    is_flag=True,
+    help="Verify copies from the text in place of drafts where they have been right more often.",
+)
 threads_option = click.option(
     "--threads",
     "num_threads",

@@ -232,6 +232,7 @@ class DecodeLoop:
             taken=taken,
             draft_tokens=draft_tokens,
             rates=self._controller.new_rates() if request.draft_tokens == "auto" else None,
+            lookups=self._controller.lookups,
             is_scheduled=request.draft_tokens is None and bool(self._engine.shapes.draft_schedule),
             max_sequence_length=self._engine.shapes.max_sequence_length,
             vocab_size=self._engine.target.vocab_size,

@@ -76,6 +76,8 @@ class GenerationRequest:
         priority: Among waiting requests the highest goes first, and reads its prompt first.
         deadline_seconds: Time from submission after which the answer ends as it is; None for any time.
         samples_drafts: Draw drafts from the drafter's distribution (probabilistic) instead of taking its argmax.
+        prompt_lookup: Verify a copy from the text in place of a draft where copies have been right more often; see
+            `decode.prompt_lookup`. Changes no answer; does nothing to drawn drafts and to those that follow a grammar.
         num_top_log_probs: 0 for log probabilities of the answer's tokens, n for those of the n likeliest tokens in
             every place too; None for neither.
         guide: A grammar that the answer follows; None lets it be anything.
@@ -93,6 +95,7 @@ class GenerationRequest:
     priority: int = 0
     deadline_seconds: float | None = None
     samples_drafts: bool = False
+    prompt_lookup: bool = False
     num_top_log_probs: int | None = None
     guide: Guide | None = None
     prompt_group: str | None = None
@@ -108,6 +111,7 @@ class RequestMetrics:
         num_verify_steps: Target passes after the prompt that verified at least one draft.
         num_draft_tokens: Drafts verified.
         num_accepted_tokens: Drafts accepted.
+        num_looked_up_tokens: Those of them that were copied from the text where the head had drafted something else.
         accepted_by_position: Accepted drafts at each slot 0..K-1.
         num_drafter_passes: Drafter forwards that proposed drafts.
         time_to_first_token_seconds: Submission to first token.
@@ -123,6 +127,7 @@ class RequestMetrics:
     num_drafter_passes: int
     time_to_first_token_seconds: float
     total_seconds: float
+    num_looked_up_tokens: int = 0
 
     @property
     def acceptance_length(self) -> float:

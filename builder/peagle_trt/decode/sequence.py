@@ -15,6 +15,7 @@ from peagle_trt.decode.acceptance_rates import AcceptanceRates
 from peagle_trt.decode.answer import Answer
 from peagle_trt.decode.guide import GuideBars
 from peagle_trt.decode.log_probs import log_probs_of
+from peagle_trt.decode.prompt_lookup import DraftLookup, LookupExperience
 from peagle_trt.decode.request import (
     FinishReason,
     GenerationChunk,
@@ -44,6 +45,7 @@ class Sequence:
         draft_tokens: K for this request; 0 for none.
         rates: Acceptance of its drafts where K follows it, at most `draft_tokens`; None for a fixed K.
         is_scheduled: K follows the build's schedule, at most `draft_tokens`.
+        lookups: What all requests have learned about copied drafts, for a request that wants them.
         max_sequence_length: Tokens of prompt and answer together.
         vocab_size: Vocabulary of the target.
         tokenizer: For text and stop strings, or None.
@@ -59,6 +61,7 @@ class Sequence:
         draft_tokens: int,
         rates: AcceptanceRates | None = None,
         is_scheduled: bool = False,
+        lookups: LookupExperience | None = None,
         max_sequence_length: int,
         vocab_size: int,
         tokenizer: TextTokenizer | None,
@@ -85,6 +88,9 @@ class Sequence:
         self.guide = GuideBars(request.guide, request.end_ids) if request.guide is not None else None
         self._shaper = LogitShaper(request.sampling, request.prompt_ids, request.end_ids, vocab_size, self.guide)
         self._takes_argmax = request.sampling.temperature == 0.0 and self._shaper.is_neutral
+        is_drawn = request.samples_drafts and request.sampling.temperature > 0.0
+        can_copy = request.prompt_lookup and not is_drawn and request.guide is None
+        self._lookup = DraftLookup(lookups) if can_copy and lookups is not None else None
         self._answer = Answer(tokenizer.stream() if tokenizer else None, request.stop_strings)
         self._log_probs: deque[TokenLogProb] = deque()
         self._submitted_at = submitted_at
@@ -92,6 +98,7 @@ class Sequence:
         self._num_outputs = 0
         self._num_verify_steps = 0
         self._num_draft_tokens = 0
+        self._num_looked_up = 0
         self._accepted_by_position = [0] * draft_tokens
         self.num_drafter_passes = 0
 
@@ -227,6 +234,8 @@ class Sequence:
             self._num_draft_tokens += len(self.drafts.token_ids)
             for position in range(num_accepted):
                 self._accepted_by_position[position] += 1
+        if self._lookup is not None:
+            self._num_looked_up += self._lookup.judge(tokens, num_accepted)
         if self.rates is not None and (self.drafts.token_ids or self.confidence_K is not None):
             self.rates.add(len(self.drafts.token_ids), num_accepted, self.confidence_K)
         self.drafts, self.confidence_K = NO_DRAFTS, None
@@ -248,6 +257,9 @@ class Sequence:
             num_passes: Passes of the drafter.
             confidence_K: See `decode.confidence`, an entry a draft; None where drafts are verified whatever it is.
         """
+        if self._lookup is not None:
+            token_ids, confidence_K = self._lookup.mix(self.token_ids, drafts.token_ids, confidence_K)
+            drafts = Drafts(token_ids=token_ids)
         self.drafts, self.confidence_K = drafts, confidence_K
         self.num_drafter_passes += num_passes
         if self.guide is not None:
@@ -329,6 +341,7 @@ class Sequence:
             num_accepted_tokens=sum(self._accepted_by_position),
             accepted_by_position=tuple(self._accepted_by_position),
             num_drafter_passes=self.num_drafter_passes,
+            num_looked_up_tokens=self._num_looked_up,
             time_to_first_token_seconds=(self._first_token_at or now) - self._submitted_at,
             total_seconds=now - self._submitted_at,
         )

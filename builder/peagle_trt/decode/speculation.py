@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from peagle_trt.decode.acceptance_rates import AcceptanceRates
+from peagle_trt.decode.prompt_lookup import LookupExperience
 from peagle_trt.decode.step_costs import CostCurve, StepCosts, magnitude
 
 NUM_FIRST_STEPS = 3
@@ -76,12 +77,14 @@ class SpeculationController:
         num_positions: Largest K.
         costs: What passes cost.
         rates: Acceptance over all requests.
+        lookups: What copied drafts were worth, over all requests.
         is_off: Whether the last choice was to draft for nobody.
     """
 
     num_positions: int
     costs: StepCosts = field(default_factory=StepCosts)
     rates: AcceptanceRates = field(init=False)
+    lookups: LookupExperience = field(default_factory=LookupExperience)
     is_off: bool = False
     _loads: dict[int, _Load] = field(default_factory=dict)
     _drafter_seconds: float = 0.0
