@@ -29,11 +29,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from peagle_trt.cli.script import positive, run_script
+from peagle_trt.cli.script import positive, positives, run_script
 from peagle_trt.cli.train import USUAL_DECAY
+from peagle_trt.decode.prompt_lookup import LookupExperience
 from peagle_trt.errors import UsageError
 from peagle_trt.spec.drafter import NO_MASK_TOKEN
-from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
+from peagle_trt.train.acceptance import Acceptance, draft_everywhere, freeze_tables, walk
 from peagle_trt.train.begin import new_trainer
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.collect import (
@@ -68,6 +69,7 @@ from peagle_trt.train.warm_start import read_warm_start
 logger = logging.getLogger("make_smollm2_drafter")
 
 BENCHMARKS = ("mt-bench", "humaneval", "gsm8k")
+SERVED_DRAFTS = 5
 HUMANEVAL_REQUEST = "Complete the following Python function. Only output the code, no explanations.\n"
 # `<empty_output>`: a special token that no chat contains.
 MASK_TOKEN_ID = 16
@@ -147,14 +149,37 @@ def evaluate_head(
     head_folder: Path, target: TorchTarget, answers: dict[str, list[TrainingSequence]]
 ) -> dict[str, float]:
     """Acceptance length at K=5 of a written head, for each benchmark."""
+    walked = walk_benchmarks(head_folder, target, answers, draft_tokens=(SERVED_DRAFTS,), prompt_lookup=False)
+    return {f"acceptance_length_{name}": round(each.length, 4) for (name, _), each in walked.items()}
+
+
+def walk_benchmarks(
+    head_folder: Path,
+    target: TorchTarget,
+    answers: dict[str, list[TrainingSequence]],
+    *,
+    draft_tokens: tuple[int, ...],
+    prompt_lookup: bool,
+) -> dict[tuple[str, int], Acceptance]:
+    """Walks over every benchmark's answers with every K."""
     head, draft_to_target = read_head(head_folder, torch.float32)
+    if prompt_lookup and not head.config.is_parallel:
+        raise UsageError(f"`{head_folder}` is an EAGLE-3 head, whose drafts behind a copy only a decode loop can tell")
     tables = freeze_tables(target.embeddings_VH, target.head_VH, draft_to_target, torch.float32)
-    lengths = {}
+    walked = {}
+    # Requests of all benchmarks share what copies are worth, as they do in a server.
+    lookups = {count: LookupExperience() if prompt_lookup else None for count in draft_tokens}
     for name, sequences in answers.items():
-        walked = measure_acceptance(head, tables, sequences, draft_tokens=5)
-        logger.info("%s: %.3f, %s of %d steps", name, walked.length, walked.accepted_by_position, walked.num_steps)
-        lengths[f"acceptance_length_{name}"] = round(walked.length, 4)
-    return lengths
+        totals = {count: Acceptance.none(count) for count in draft_tokens}
+        for sequence in sequences:
+            drafts_SK = draft_everywhere(head, tables, sequence, max(draft_tokens))
+            for count in draft_tokens:
+                totals[count] += walk(sequence, drafts_SK[:, :count], lookups[count])
+        for count, each in totals.items():
+            label = f"{name}" if count == SERVED_DRAFTS else f"{name}, K={count}"
+            logger.info("%s: %.3f, %s of %d steps", label, each.length, each.accepted_by_position, each.num_steps)
+            walked[name, count] = each
+    return walked
 
 
 def draft_vocabulary(
@@ -256,7 +281,16 @@ def measure(arguments: argparse.Namespace) -> None:
     """Walk over the stored answers with a written head, P-EAGLE's or EAGLE-3's."""
     target = read_torch_target(arguments.target, torch.float32)
     answers = {name: read_all_sequences(arguments.work / f"evaluation/{name}") for name in BENCHMARKS}
-    logger.info("%s", evaluate_head(arguments.output, target, answers))
+    walked = walk_benchmarks(
+        arguments.output,
+        target,
+        answers,
+        draft_tokens=arguments.draft_tokens,
+        prompt_lookup=arguments.prompt_lookup,
+    )
+    for count in arguments.draft_tokens:
+        mean = sum(walked[name, count].length for name in BENCHMARKS) / len(BENCHMARKS)
+        logger.info("K=%d: mean acceptance length %.3f", count, mean)
 
 
 def main() -> None:
@@ -283,6 +317,8 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.5, help="average: weight of the newer head")
     parser.add_argument("--evaluation-questions", type=positive, default=20, help="of each set")
     parser.add_argument("--evaluation-tokens", type=positive, default=128, help="longest answer to them")
+    parser.add_argument("--draft-tokens", type=positives, default=(SERVED_DRAFTS,), help="measure: K, a list")
+    parser.add_argument("--prompt-lookup", action="store_true", help="measure: with copies from the text")
     parser.add_argument("--layers", type=positive)
     parser.add_argument("--intermediate-size", type=positive)
     parser.add_argument("--steps", type=positive, default=800)

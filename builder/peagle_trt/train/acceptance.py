@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from peagle_trt.decode.prompt_lookup import DraftLookup, LookupExperience
 from peagle_trt.train.batches import pack_rows
 from peagle_trt.train.sampling import full_rows
 from peagle_trt.train.unrolled import unroll
@@ -34,6 +35,21 @@ class Acceptance:
     num_steps: int
     num_tokens: int
     accepted_by_position: tuple[int, ...]
+
+    @classmethod
+    def none(cls, draft_tokens: int) -> Acceptance:
+        """Of no steps at all."""
+        return cls(num_steps=0, num_tokens=0, accepted_by_position=(0,) * draft_tokens)
+
+    def __add__(self, other: Acceptance) -> Acceptance:
+        """Both walks' counts, with the same K."""
+        return Acceptance(
+            num_steps=self.num_steps + other.num_steps,
+            num_tokens=self.num_tokens + other.num_tokens,
+            accepted_by_position=tuple(
+                map(sum, zip(self.accepted_by_position, other.accepted_by_position, strict=True))
+            ),
+        )
 
     @property
     def length(self) -> float:
@@ -85,23 +101,42 @@ def measure_acceptance(
     Returns:
         Counts over all sequences; drafts beyond the end of an answer count as neither accepted nor produced.
     """
-    num_steps, num_tokens = 0, 0
-    accepted_by_position = np.zeros(draft_tokens, dtype=np.int64)
-    for sequence in sequences:
-        drafts = draft_everywhere(head, tables, sequence, draft_tokens)
-        token_ids = sequence.token_ids.numpy()
-        slot, end = sequence.prompt_length - 1, len(token_ids)
-        while slot + 2 < end:
-            truth = token_ids[slot + 2 : slot + 2 + draft_tokens]
-            agreeing = drafts[slot - sequence.prompt_length + 1, : len(truth)] == truth
-            accepted = len(truth) if agreeing.all() else int(agreeing.argmin())
-            accepted_by_position[:accepted] += 1
-            num_steps += 1
-            num_tokens += min(accepted + 1, end - slot - 2)
-            slot += accepted + 1
-    return Acceptance(
-        num_steps=num_steps, num_tokens=num_tokens, accepted_by_position=tuple(accepted_by_position.tolist())
-    )
+    walks = (walk(sequence, draft_everywhere(head, tables, sequence, draft_tokens)) for sequence in sequences)
+    return sum(walks, start=Acceptance.none(draft_tokens))
+
+
+def walk(
+    sequence: TrainingSequence, drafts_SK: NDArray[np.int64], lookups: LookupExperience | None = None
+) -> Acceptance:
+    """Walk one answer with the drafts that a head makes at each of its slots.
+
+    Args:
+        sequence: The answer.
+        drafts_SK: As `draft_everywhere` gives them; fewer columns for a smaller K.
+        lookups: Let copies from the text take the place of drafts, and learn from it, as a decode loop does for a
+            request with `prompt_lookup`; None verifies the head's drafts. Of a parallel head: behind a draft that a
+            copy replaced, an EAGLE-3 head would draft something else.
+    """
+    token_ids = sequence.token_ids.tolist()
+    draft_tokens = drafts_SK.shape[1]
+    lookup = None if lookups is None else DraftLookup(lookups)
+    num_steps, num_tokens, accepted_by_position = 0, 0, [0] * draft_tokens
+    slot, end = sequence.prompt_length - 1, len(token_ids)
+    while slot + 2 < end:
+        truth = token_ids[slot + 2 : slot + 2 + draft_tokens]
+        drafts = drafts_SK[slot - sequence.prompt_length + 1, : len(truth)].tolist()
+        if lookup is not None:
+            drafts = lookup.mix(token_ids[: slot + 2], drafts, None)[0]
+        accepted = 0
+        while accepted < len(truth) and drafts[accepted] == truth[accepted]:
+            accepted_by_position[accepted] += 1
+            accepted += 1
+        if lookup is not None:
+            lookup.judge(token_ids[slot + 2 : slot + 3 + accepted], accepted)
+        num_steps += 1
+        num_tokens += min(accepted + 1, end - slot - 2)
+        slot += accepted + 1
+    return Acceptance(num_steps=num_steps, num_tokens=num_tokens, accepted_by_position=tuple(accepted_by_position))
 
 
 def draft_everywhere(

@@ -6,8 +6,9 @@ import torch
 
 from peagle_trt import catalog
 from peagle_trt.decode.loop import DecodeLoop
+from peagle_trt.decode.prompt_lookup import LookupExperience
 from peagle_trt.decode.request import GenerationRequest
-from peagle_trt.train.acceptance import freeze_tables, measure_acceptance
+from peagle_trt.train.acceptance import draft_everywhere, freeze_tables, measure_acceptance, walk
 from peagle_trt.train.checkpoint import read_head
 from peagle_trt.train.evaluation import TorchEngine, acceptance_metrics, decode_prompts
 from peagle_trt.train.features import TrainingSequence
@@ -50,15 +51,21 @@ def answer(target: TorchTarget, prompt: tuple[int, ...]) -> TrainingSequence:
     )
 
 
+@pytest.mark.parametrize("prompt_lookup", [False, True])
 @pytest.mark.parametrize("place", range(len(QUESTIONS)))
 def test_the_decode_loop_takes_the_steps_and_tokens_that_the_walk_counts(
-    target: TorchTarget, engine: TorchEngine, prompts: list[tuple[int, ...]], place: int
+    target: TorchTarget, engine: TorchEngine, prompts: list[tuple[int, ...]], place: int, prompt_lookup: bool
 ) -> None:
     sequence = answer(target, prompts[place])
-    walked = measure_acceptance(engine._head, engine._tables, [sequence], draft_tokens=DRAFTS)
+    drafts_SK = draft_everywhere(engine._head, engine._tables, sequence, DRAFTS)
+    walked = walk(sequence, drafts_SK, LookupExperience() if prompt_lookup else None)
+    if not prompt_lookup:
+        assert measure_acceptance(engine._head, engine._tables, [sequence], draft_tokens=DRAFTS) == walked
     loop = DecodeLoop(engine, None)
     num_new = len(sequence.token_ids) - len(prompts[place])
-    loop.submit(GenerationRequest(request_id="0", prompt_ids=prompts[place], max_tokens=num_new))
+    loop.submit(
+        GenerationRequest(request_id="0", prompt_ids=prompts[place], max_tokens=num_new, prompt_lookup=prompt_lookup)
+    )
     token_ids: list[int] = []
     while loop.has_work:
         token_ids += [token for chunk in loop.step() for token in chunk.token_ids]
