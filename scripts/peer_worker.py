@@ -61,6 +61,7 @@ def open_ours(job: dict[str, Any]) -> tuple[str, Generate]:
                     prompt_ids=tuple(prompt),
                     max_tokens=job["max_tokens"],
                     draft_tokens=draft_tokens,
+                    prompt_lookup=job["method"] == "p-eagle+lookup",
                 )
             )
         answers: list[list[int]] = [[] for _ in prompts]

@@ -18,7 +18,8 @@ class Peer:
         requirements: What pip installs into its environment.
         removed: What is taken out again: packages that it brings along and that break it here.
         prepare: Words behind its python that turn `{target}` into `{output}`; empty where it reads the checkpoint.
-        methods: Ways to decode that are compared: "plain", "p-eagle", "prompt-lookup" (drafts copied from the text).
+        methods: Ways to decode that are compared: "plain", "p-eagle", "prompt-lookup" (drafts copied from the text),
+            "p-eagle+lookup" (copies in place of drafts where they are right more often).
         batching: Those of them that answer several prompts together.
         note: What a reader of the table must know.
     """
@@ -32,7 +33,12 @@ class Peer:
 
 
 PEERS = {
-    OURS: Peer(requirements=(), methods=("plain", "p-eagle"), batching=("plain", "p-eagle", "eagle3"), note="float32"),
+    OURS: Peer(
+        requirements=(),
+        methods=("plain", "p-eagle", "p-eagle+lookup"),
+        batching=("plain", "p-eagle", "p-eagle+lookup", "eagle3"),
+        note="float32",
+    ),
     "transformers": Peer(
         requirements=("torch==2.13.0", "transformers>=5.14", "accelerate"),
         methods=("plain", "prompt-lookup"),
