@@ -82,6 +82,10 @@ def command(
     options = AnswerOptions(**more)
     if method == "none" and draft_tokens:
         raise UsageError(f"--method none drafts nothing, and -k asks for {draft_tokens}")
+    if prompt_lookup and (method == "none" or draft_tokens == 0):
+        raise UsageError("--prompt-lookup takes the place of drafts, and none are made", hint="leave one of both out")
+    if prompt_lookup and options.guide is not None:
+        raise UsageError("--prompt-lookup does nothing to drafts that follow a grammar", hint="leave one of both out")
     loaded = open_build(build_path, num_threads=num_threads)
     require_method(loaded.manifest, method or loaded.manifest.drafter.method)
     uses_chat = loaded.tokenizer.has_chat_template if is_chat is None else is_chat

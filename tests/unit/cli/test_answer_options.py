@@ -75,3 +75,29 @@ def test_a_stop_token_ends_the_answer(words: list[str], capsys: pytest.CaptureFi
     cut = document(capsys, *words, "--log-probs", 0, "--stop-token-id", ids[4])
     assert [entry["token_id"] for entry in cut["log_probs"]] == ids[: ids.index(ids[4])]
     assert cut["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("temperature", [0, 2])
+def test_prompt_lookup_changes_no_answer(
+    words: list[str], temperature: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [*words, "--temperature", temperature, "--seed", 3]
+    found = document(capsys, *asked, "--prompt-lookup")
+    assert found["text"] == document(capsys, *asked)["text"]
+    assert found["metrics"]["num_looked_up_tokens"] <= found["metrics"]["num_accepted_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("beside", "message"),
+    [
+        (["-k", 0], "none are made"),
+        (["--method", "none"], "none are made"),
+        (["--guide", "regex", "a+"], "follow a grammar"),
+    ],
+)
+def test_prompt_lookup_beside_what_leaves_it_nothing_to_do_is_wrong_use(
+    words: list[str], beside: list[object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = document(capsys, *words, "--prompt-lookup", *beside)["error"]
+    assert error["exit_code"] == 2
+    assert message in error["message"]
