@@ -63,6 +63,7 @@ class RequestFields:
         excludes_prompt: The answer alone, without the prompt before it; None takes the repository's default.
         draft_tokens: K; 0 decodes without speculation; `AUTO_DRAFT_TOKENS` has it chosen at every step; None takes the
             repository's default.
+        prompt_lookup: Copies from the text may take the place of drafts; None takes the repository's default.
         applies_chat_template: `prompt_text` is a user's turn, to be put in the model's chat template.
         returns_text_bytes: Every response says how long its text is.
         num_sequences: Answers, each from a seed of its own.
@@ -93,6 +94,7 @@ class RequestFields:
     token_biases: tuple[tuple[int, float], ...]
     excludes_prompt: bool | None
     draft_tokens: int | None
+    prompt_lookup: bool | None
     applies_chat_template: bool
     returns_text_bytes: bool
     num_sequences: int
@@ -143,6 +145,7 @@ def read_fields(arrays: Arrays) -> RequestFields:
         token_biases=_token_biases(arrays),
         excludes_prompt=read_flag(arrays, "exclude_input_in_output"),
         draft_tokens=read_integer(arrays, "draft_tokens", AUTO_DRAFT_TOKENS),
+        prompt_lookup=read_flag(arrays, "prompt_lookup"),
         applies_chat_template=read_flag(arrays, "apply_chat_template") or False,
         returns_text_bytes=read_flag(arrays, "return_text_bytes") or False,
         num_sequences=_num_sequences(arrays),

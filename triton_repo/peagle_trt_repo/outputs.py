@@ -41,6 +41,7 @@ class AnswerMetrics:
     acceptance_length: float
     num_verify_steps: int
     accepted_by_position: tuple[int, ...]
+    total_looked_up_tokens: int
     finish_reason: tuple[str, ...]
 
 

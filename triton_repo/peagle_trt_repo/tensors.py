@@ -173,6 +173,8 @@ NO_COUNTERPARTS = {
 OWN_INPUTS = (
     # K; 0 decodes without speculation, -1 lets the decode loop choose at every step.
     TensorField("draft_tokens", "INT32"),
+    # Copies from the text may take the place of drafts.
+    TensorField("prompt_lookup", "BOOL"),
     TensorField("apply_chat_template", "BOOL"),
     # Beside the end tokens; neither is part of the answer.
     TensorField("stop_token_ids", "INT32", (-1,)),
@@ -222,6 +224,8 @@ OWN_OUTPUTS = (
     TensorField("acceptance_length", "FP32"),
     TensorField("num_verify_steps", "INT32"),
     TensorField("accepted_by_position", "INT32", (-1,)),
+    # Of the accepted drafts those that were copied from the text.
+    TensorField("total_looked_up_tokens", "INT32"),
     TensorField("finish_reason", "STRING", (-1,)),
 )
 

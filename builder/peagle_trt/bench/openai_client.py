@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 END = b"[DONE]"
 """What the last line of a stream says; one that ends without it was broken off."""
 OWN_NAME = "peagle-trt"
-"""What our door calls itself in `owned_by`; other servers know no `draft_tokens`."""
+"""What our door calls itself in `owned_by`; other servers know no `draft_tokens` and no `prompt_lookup`."""
 
 
 Shape = TypeVar("Shape")
@@ -74,6 +74,7 @@ class OpenAiClient:
         is_chat: Ask `/v1/chat/completions`; otherwise `/v1/completions`.
         ends: Stop at the model's end tokens; otherwise `ignore_eos` is sent, which vLLM and our door know.
         sampling: How tokens are chosen.
+        prompt_lookup: Ask our door for copies from the text in place of drafts.
         api_key: Sent as the bearer's token.
         patience: Longest time for a request, and how many may fail.
 
@@ -92,6 +93,7 @@ class OpenAiClient:
         ends: bool,
         patience: Patience,
         sampling: Sampling = GREEDY,
+        prompt_lookup: bool = False,
         api_key: str | None = None,
     ) -> None:
         self._patience = patience
@@ -104,8 +106,14 @@ class OpenAiClient:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._model, is_own = self._find_model()
         self.served = ServedModel(
-            name=self._model, method=None, max_draft_tokens=MAX_DRAFT_TOKENS, takes_draft_tokens=is_own
+            name=self._model,
+            method=None,
+            max_draft_tokens=MAX_DRAFT_TOKENS,
+            takes_draft_tokens=is_own,
+            takes_prompt_lookup=is_own,
         )
+        # Said either way: the server may have a default of its own.
+        self._settings |= {"prompt_lookup": prompt_lookup} if is_own else {}
         self.max_adaptive_drafts = MAX_DRAFT_TOKENS
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:

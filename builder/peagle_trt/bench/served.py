@@ -32,12 +32,14 @@ class ServedModel:
         method: Method of its head, or None where it does not tell.
         max_draft_tokens: Largest K it takes.
         takes_draft_tokens: A request can choose K; otherwise all answers come as the server decodes.
+        takes_prompt_lookup: A request can ask for copies from the text in place of drafts.
     """
 
     name: str
     method: str | None
     max_draft_tokens: int
     takes_draft_tokens: bool
+    takes_prompt_lookup: bool
 
 
 class ServedClient(Protocol):
@@ -58,6 +60,7 @@ def open_served(
     is_chat: bool,
     ends: bool,
     sampling: Sampling = GREEDY,
+    prompt_lookup: bool = False,
     api_key: str | None = None,
     timeout_seconds: float = REQUEST_TIMEOUT_SECONDS,
 ) -> ServedClient:
@@ -68,6 +71,7 @@ def open_served(
         is_chat: Let the server apply the chat template.
         ends: Stop at the model's end tokens.
         sampling: How tokens are chosen.
+        prompt_lookup: Ask for copies from the text in place of drafts, of a server that knows them.
         api_key: For an OpenAI door.
         timeout_seconds: Longest time for one request.
 
@@ -80,18 +84,35 @@ def open_served(
     if parts.scheme == "grpc" and parts.path in ("", "/"):
         # Triton's library wants the colons of an address in brackets.
         host = f"[{host}]" if ":" in host else host
-        return TritonGrpcClient(host, port, is_chat=is_chat, ends=ends, sampling=sampling, patience=patience)
+        return TritonGrpcClient(
+            host,
+            port,
+            is_chat=is_chat,
+            ends=ends,
+            sampling=sampling,
+            prompt_lookup=prompt_lookup,
+            patience=patience,
+        )
     if parts.scheme not in ("", "http"):
         raise UsageError(f"`{url}`: expected http:// or grpc://", hint="put TLS in front of neither for a measurement")
     if _is_openai(parts):
         from peagle_trt.bench.openai_client import OpenAiClient
 
         return OpenAiClient(
-            host, port, is_chat=is_chat, ends=ends, sampling=sampling, api_key=api_key, patience=patience
+            host,
+            port,
+            is_chat=is_chat,
+            ends=ends,
+            sampling=sampling,
+            prompt_lookup=prompt_lookup,
+            api_key=api_key,
+            patience=patience,
         )
     if parts.path not in ("", "/"):
         raise UsageError(f"`{url}` has a path", hint=f"`http://HOST:PORT` for Triton, with {OPENAI_PATH} for OpenAI")
-    return TritonClient(host, port, is_chat=is_chat, ends=ends, sampling=sampling, patience=patience)
+    return TritonClient(
+        host, port, is_chat=is_chat, ends=ends, sampling=sampling, prompt_lookup=prompt_lookup, patience=patience
+    )
 
 
 def _parse(url: str) -> tuple[SplitResult, str, int]:
@@ -122,22 +143,31 @@ class TritonClient:
         is_chat: Let the server apply the chat template.
         ends: Stop at the model's end tokens.
         sampling: How tokens are chosen.
+        prompt_lookup: Ask for copies from the text in place of drafts.
         patience: Longest time for a request, and how many may fail.
     """
 
     is_local = False
 
     def __init__(
-        self, host: str, port: int, *, is_chat: bool, ends: bool, sampling: Sampling, patience: Patience
+        self,
+        host: str,
+        port: int,
+        *,
+        is_chat: bool,
+        ends: bool,
+        sampling: Sampling,
+        prompt_lookup: bool,
+        patience: Patience,
     ) -> None:
         from peagle_trt.deploy.client import HttpClient
 
         self._client = HttpClient(port, host=host, limit_seconds=patience.timeout_seconds)
         self._patience = patience
-        self._settings = _settings(is_chat=is_chat, ends=ends)
         self._sampling = sampling
         self.served = _served_model(self._client.model_config())
         self.max_adaptive_drafts = self.served.max_draft_tokens
+        self._settings = _settings(self.served, is_chat=is_chat, ends=ends, prompt_lookup=prompt_lookup)
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`."""
@@ -157,17 +187,25 @@ class TritonGrpcClient:
     is_local = False
 
     def __init__(
-        self, host: str, port: int, *, is_chat: bool, ends: bool, sampling: Sampling, patience: Patience
+        self,
+        host: str,
+        port: int,
+        *,
+        is_chat: bool,
+        ends: bool,
+        sampling: Sampling,
+        prompt_lookup: bool,
+        patience: Patience,
     ) -> None:
         from peagle_trt.deploy.client import grpc_model_config
 
         self._patience = patience
         self._host = host
         self._port = port
-        self._settings = _settings(is_chat=is_chat, ends=ends)
         self._sampling = sampling
         self.served = _served_model(grpc_model_config(port, host=host, limit_seconds=patience.timeout_seconds))
         self.max_adaptive_drafts = self.served.max_draft_tokens
+        self._settings = _settings(self.served, is_chat=is_chat, ends=ends, prompt_lookup=prompt_lookup)
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`."""
@@ -219,8 +257,10 @@ def collect(pieces: Iterable[Mapping[str, Any]], started: float) -> ClientAnswer
     )
 
 
-def _settings(*, is_chat: bool, ends: bool) -> dict[str, object]:
-    return {"apply_chat_template": is_chat} | ({} if ends else {"end_id": NO_END_ID})
+def _settings(served: ServedModel, *, is_chat: bool, ends: bool, prompt_lookup: bool) -> dict[str, object]:
+    # Said either way: the server may have a default of its own.
+    lookup = {"prompt_lookup": prompt_lookup} if served.takes_prompt_lookup else {}
+    return {"apply_chat_template": is_chat} | lookup | ({} if ends else {"end_id": NO_END_ID})
 
 
 def _payload(index: int, prompt: str, method: Method, max_tokens: int, sampling: Sampling) -> dict[str, object]:
@@ -236,11 +276,14 @@ def _served_model(config: Mapping[str, Any]) -> ServedModel:
     entries = parameters.items() if isinstance(parameters, dict) else ()
     texts = {name: str(entry.get("string_value", "")) for name, entry in entries if isinstance(entry, dict)}
     largest = texts.get("max_draft_tokens", "")
+    inputs = config.get("input")
+    names = {entry.get("name") for entry in inputs if isinstance(entry, dict)} if isinstance(inputs, list) else set()
     return ServedModel(
         name=texts.get("target", ""),
         method=texts.get("method") or None,
         max_draft_tokens=int(largest) if largest.isdecimal() else MAX_DRAFT_TOKENS,
         takes_draft_tokens=True,
+        takes_prompt_lookup="prompt_lookup" in names,
     )
 
 

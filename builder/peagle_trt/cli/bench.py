@@ -129,17 +129,21 @@ def command(
         raise UsageError("--timeout is of requests to a server", hint="leave it out, or give a --url")
     client: Client
     if url is not None:
-        if measuring.prompt_lookup:
-            raise UsageError("--prompt-lookup is measured on a build, not on a served one", hint="leave --url out")
         # The server does not tell whether its model has a template; it refuses if there is none.
         client = open_served(
             url,
             is_chat=is_chat is not False,
             ends=not ignore_eos,
             sampling=measuring.sampling,
+            prompt_lookup=measuring.prompt_lookup,
             api_key=measuring.api_key,
             timeout_seconds=measuring.timeout_seconds or REQUEST_TIMEOUT_SECONDS,
         )
+        if measuring.prompt_lookup and not client.served.takes_prompt_lookup:
+            raise UsageError(
+                f"--prompt-lookup cannot be asked for: the server at `{url}` takes no `prompt_lookup`",
+                hint="leave it out, or serve the build with this version",
+            )
         own = _served_method(client, method, draft_tokens, output)
     else:
         assert build_path is not None, "one of the two was given"

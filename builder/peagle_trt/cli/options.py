@@ -122,6 +122,11 @@ prompt_lookup_option = click.option(
     is_flag=True,
     help="Verify copies from the text in place of drafts where they have been right more often.",
 )
+served_prompt_lookup_option = click.option(
+    "--prompt-lookup",
+    is_flag=True,
+    help="Let copies from the text take the place of drafts for requests that do not say.",
+)
 threads_option = click.option(
     "--threads",
     "num_threads",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from peagle_trt.cli.options import FOLDER
+from peagle_trt.cli.options import FOLDER, served_prompt_lookup_option
 from peagle_trt.cli.output import Output
 from peagle_trt.errors import PeagleError, UsageError
 
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
 @click.argument("path", metavar="BUILD", type=FOLDER)
 @click.option("-o", "--output", "output_path", type=FOLDER, help="Folder to write; replaced when it is a repository.")
 @click.option("--cpu-build", "cpu_build_path", type=FOLDER, help="Build of the same pair for servers without a GPU.")
+@served_prompt_lookup_option
 @click.option("--check", "is_checked", is_flag=True, help="Look for what would keep the repository from loading.")
 @click.pass_obj
 def command(
-    output: Output, path: Path, output_path: Path | None, cpu_build_path: Path | None, is_checked: bool
+    output: Output,
+    path: Path,
+    output_path: Path | None,
+    cpu_build_path: Path | None,
+    prompt_lookup: bool,
+    is_checked: bool,
 ) -> None:
     """Write the Triton model repository of BUILD.
 
@@ -33,9 +39,13 @@ def command(
     """
     if cpu_build_path is not None and output_path is None:
         raise UsageError("--cpu-build goes into a repository, and none is written", hint="name its folder with -o")
+    if prompt_lookup and output_path is None:
+        raise UsageError("--prompt-lookup goes into a repository, and none is written", hint="name its folder with -o")
     if output_path is None and not is_checked:
         raise UsageError("there is nothing to do", hint="name a folder to write with -o, or ask for --check")
-    written = None if output_path is None else _assemble(output, path, output_path, cpu_build_path)
+    written = None
+    if output_path is not None:
+        written = _assemble(output, path, output_path, cpu_build_path, prompt_lookup=prompt_lookup)
     repository_path = path if written is None else written.path
     findings = _check(output, repository_path) if is_checked else []
     document = {"repository": repository_path, "findings": [_document(finding) for finding in findings]}
@@ -46,10 +56,14 @@ def command(
     output.result(document, str(repository_path))
 
 
-def _assemble(output: Output, build_path: Path, output_path: Path, cpu_build_path: Path | None) -> Repository:
+def _assemble(
+    output: Output, build_path: Path, output_path: Path, cpu_build_path: Path | None, *, prompt_lookup: bool
+) -> Repository:
+    from peagle_trt.deploy.hosting.settings import HostSettings
     from peagle_trt.deploy.repository import assemble_repository
 
-    repository = assemble_repository(build_path, output_path, cpu_build_path=cpu_build_path)
+    settings = HostSettings(default_prompt_lookup=prompt_lookup)
+    repository = assemble_repository(build_path, output_path, settings=settings, cpu_build_path=cpu_build_path)
     output.progress(f"wrote {len(repository.model_names)} models: {', '.join(repository.model_names)}")
     if repository.needs is not None:
         output.progress(f"it runs on {repository.needs}")

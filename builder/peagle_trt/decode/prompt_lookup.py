@@ -12,7 +12,7 @@ that slots and matches are judged apart is of this project.
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,11 +56,12 @@ class _Place:
 
 
 class SeenText:
-    """Finds where the end of a text occurs earlier in it. Grows with the text."""
+    """Finds where the end of a text occurs earlier in it. Grows with the text, by some hundred bytes a token."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, int], deque[int]] = {}
-        self._num_read = SHORTEST_MATCH
+        self._latest: dict[int, int] = {}
+        # The place before each where the same two tokens stood; 0, which is none, where there is no other.
+        self._earlier = array("i", [0] * SHORTEST_MATCH)
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Take in what the text has grown by.
@@ -69,17 +70,20 @@ class SeenText:
             token_ids: The whole text; what was read before has not changed.
         """
         # A place is known once a token has followed it.
-        for position in range(self._num_read, len(token_ids)):
-            pair = (token_ids[position - 2], token_ids[position - 1])
-            self._places.setdefault(pair, deque(maxlen=MAX_PLACES)).append(position)
-        self._num_read = max(self._num_read, len(token_ids))
+        for position in range(len(self._earlier), len(token_ids)):
+            pair = _pair(token_ids[position - 2], token_ids[position - 1])
+            self._earlier.append(self._latest.get(pair, 0))
+            self._latest[pair] = position
 
     def find(self, token_ids: Sequence[int]) -> _Place | None:
         """The place that shares most with the end of a text that begins with the one read; the latest of equals."""
         best: _Place | None = None
         if len(token_ids) < SHORTEST_MATCH:
             return None
-        for position in reversed(self._places.get((token_ids[-2], token_ids[-1]), ())):
+        position = self._latest.get(_pair(token_ids[-2], token_ids[-1]), 0)
+        for _ in range(MAX_PLACES):
+            if position == 0:
+                break
             length = SHORTEST_MATCH
             longest = min(LONGEST_MATCH, position)
             while length < longest and token_ids[position - length - 1] == token_ids[-length - 1]:
@@ -88,6 +92,7 @@ class SeenText:
                 best = _Place(position=position, length=length)
             if length == LONGEST_MATCH:
                 break
+            position = self._earlier[position]
         return best
 
 
@@ -143,6 +148,7 @@ class DraftLookup:
 
     def __init__(self, shared: LookupExperience) -> None:
         self._text = SeenText()
+        self._token_ids: list[int] = []
         self._experience = LookupExperience(shared)
         self._rivals: list[_Rivals] = []
 
@@ -152,16 +158,18 @@ class DraftLookup:
         """The drafts to verify.
 
         Args:
-            token_ids: Prompt and answer so far.
+            token_ids: Prompt and answer so far; what an earlier call was given has not changed.
             drafts: The head's, K of them.
             confidence_K: How sure the head is of each, or None.
 
         Returns:
             K drafts, and how sure one may be of each, where that was given.
         """
-        self._text.read(token_ids)
         self._rivals = []
-        text = [*token_ids]
+        # A list of its own, so that a step costs what it adds and not what the prompt was.
+        text = self._token_ids
+        text += token_ids[len(text) :]
+        self._text.read(text)
         sure_K = None if confidence_K is None else confidence_K.copy()
         place = self._text.find(text)
         for slot, head in enumerate(drafts):
@@ -181,7 +189,9 @@ class DraftLookup:
                 place = _Place(position=place.position + 1, length=min(place.length + 1, LONGEST_MATCH))
             else:
                 place = self._text.find(text)
-        return tuple(text[len(token_ids) :]), sure_K
+        mixed = tuple(text[len(token_ids) :])
+        del text[len(token_ids) :]
+        return mixed, sure_K
 
     def judge(self, tokens: Sequence[int], num_accepted: int) -> int:
         """Learn from what the target said in the slots of the last drafts.
@@ -202,6 +212,11 @@ class DraftLookup:
                 num_copied += is_copy_right and rivals.slot < num_accepted
         self._rivals = []
         return num_copied
+
+
+def _pair(first: int, second: int) -> int:
+    # An id of numpy's would be shifted out of its 32 bits.
+    return int(first) << 32 | int(second)
 
 
 def _kind(slot: int, length: int) -> int:

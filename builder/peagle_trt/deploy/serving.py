@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peagle_trt.deploy.build_files import read_whole_build
+from peagle_trt.deploy.hosting.settings import HostSettings
 from peagle_trt.deploy.leftovers import owner_prefix, sweep_stale_folders
 from peagle_trt.deploy.ports import LOOPBACK, ServerPorts
 from peagle_trt.deploy.repository import ENGINE_BUILD, assemble_repository, is_repository
@@ -48,6 +49,7 @@ def serve(
     report: Report,
     open_door: OpenDoor | None = None,
     profile: str | None = None,
+    settings: HostSettings | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM. Call it from the main thread.
 
@@ -58,15 +60,16 @@ def serve(
         report: Takes a line about what is going on.
         open_door: Opens a second door in front of the server; it closes first.
         profile: Configuration that the server takes, as `cpu`; None takes `config.pbtxt`.
+        settings: Parameters of the `peagle` model, where a build is served; a repository has its own.
 
     Raises:
-        UsageError: `path` is neither.
+        UsageError: `path` is neither, or a repository and settings were given.
         MachineError: This machine cannot serve.
         PeagleError: The server did not start, or died.
     """
-    require_servable(path, profile)
+    require_servable(path, profile, settings)
     with contextlib.ExitStack() as stack:
-        repository = path if is_repository(path) else stack.enter_context(_temporary_repository(path))
+        repository = path if is_repository(path) else stack.enter_context(_temporary_repository(path, settings))
         log_path = (log_folder or stack.enter_context(_temporary_folder())) / LOG_NAME
         server = TritonServer(repository, ports, log_path=log_path, profile=profile)
         report(f"starting tritonserver ({server.installation.origin}), log in {log_path}")
@@ -88,11 +91,12 @@ def serve(
                 server.stop()
 
 
-def require_servable(path: Path, profile: str | None = None) -> None:
+def require_servable(path: Path, profile: str | None = None, settings: HostSettings | None = None) -> None:
     """Refuses early what `serve` could not serve.
 
     Raises:
-        UsageError: `path` is neither a finished build nor a repository of ours, or it has no such profile.
+        UsageError: `path` is neither a finished build nor a repository of ours, or it has no such profile, or settings
+            were given beside a repository.
         MachineError: This machine cannot run the build.
     """
     # A server takes `config.pbtxt` in silence where the profile is missing.
@@ -100,6 +104,10 @@ def require_servable(path: Path, profile: str | None = None) -> None:
         raise UsageError(
             f"`{path}` has no profile `{profile}`",
             hint="make one: peagle-trt repo BUILD --cpu-build CPU_BUILD -o REPOSITORY",
+        )
+    if settings is not None and is_repository(path):
+        raise UsageError(
+            f"`{path}` is a repository, and holds its own settings", hint="set them in peagle/config.pbtxt"
         )
     if not is_repository(path):
         require_runnable(read_whole_build(path))
@@ -114,7 +122,7 @@ def _is_alive(server: TritonServer) -> bool:
 
 
 @contextlib.contextmanager
-def _temporary_repository(build_path: Path) -> Iterator[Path]:
+def _temporary_repository(build_path: Path, settings: HostSettings | None) -> Iterator[Path]:
     # Beside the build the files can be linked; elsewhere they would be copied.
     sweep_stale_folders(build_path.resolve().parent)
     try:
@@ -123,7 +131,7 @@ def _temporary_repository(build_path: Path) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=f".{owner_prefix()}"))
         logger.warning("the build's files will be copied to `%s`: %s", folder, error)
     try:
-        yield assemble_repository(build_path, folder / "repository").path
+        yield assemble_repository(build_path, folder / "repository", settings=settings).path
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

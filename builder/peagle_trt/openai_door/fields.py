@@ -116,7 +116,7 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     """What both kinds of requests share.
 
     From `top_k` on the fields are those of other servers: vLLM's, and `max_time` of transformers and of Hugging Face's
-    inference API; `draft_tokens` is ours.
+    inference API; `draft_tokens` and `prompt_lookup` are ours.
     """
 
     model: str
@@ -135,6 +135,7 @@ class GenerationFields(Body, frozen=True, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     min_tokens: CountOrNone | None = None
     draft_tokens: CountOrNone | None = None
+    prompt_lookup: bool | None = None
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
     priority: Priority | None = None

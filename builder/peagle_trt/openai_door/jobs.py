@@ -206,6 +206,7 @@ def _settings(fields: GenerationFields) -> dict[str, object]:
         "repetition_penalty": fields.repetition_penalty,
         "min_tokens": fields.min_tokens,
         "draft_tokens": fields.draft_tokens,
+        "prompt_lookup": fields.prompt_lookup,
         "stop_words": stop or None,
         "end_id": NO_END_ID if fields.ignore_eos else None,
         "stop_token_ids": fields.stop_token_ids or None,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from peagle_trt.bench.prompt_sets import read_prompts
-from peagle_trt.decode.request import SamplingSettings
+from peagle_trt.decode.request import DraftTokens, SamplingSettings
 from peagle_trt.decode.session import Generation, LoadedBuild, generate
 
 NUM_PROMPTS = 24
@@ -18,7 +18,7 @@ MAX_TOKENS = 96
 TARGET = Path(__file__).parents[3] / "builder" / "peagle_trt" / "catalog" / "tiny" / "target"
 
 
-def answers(loaded: LoadedBuild, draft_tokens: int, batch: int, **settings: Any) -> list[Generation]:
+def answers(loaded: LoadedBuild, draft_tokens: DraftTokens, batch: int, **settings: Any) -> list[Generation]:
     prompts = read_prompts("gsm8k", NUM_PROMPTS).prompts
     # Cut at different lengths, so that a batch is never in step.
     requests = [
@@ -50,6 +50,24 @@ def test_every_token_is_the_targets(
     assert sum(len(answer.token_ids) for answer in found) >= 2000
     for answer, expected in zip(found, alone, strict=True):
         assert answer.token_ids == expected
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("draft_tokens", [2, 5, "auto"])
+def test_every_token_is_the_targets_with_copies_from_the_text(
+    loaded: LoadedBuild, alone: tuple[tuple[int, ...], ...], draft_tokens: DraftTokens, batch: int
+) -> None:
+    found = answers(loaded, draft_tokens, batch, prompt_lookup=True)
+    assert [answer.token_ids for answer in found] == list(alone)
+
+
+def test_copies_from_the_text_are_worth_their_rows(loaded: LoadedBuild) -> None:
+    steps = []
+    for prompt_lookup in (False, True):
+        found = answers(loaded, 5, 8, prompt_lookup=prompt_lookup)
+        steps.append(sum(answer.metrics.num_verify_steps for answer in found))
+        assert (sum(answer.metrics.num_looked_up_tokens for answer in found) > 0) == prompt_lookup
+    assert steps[1] < steps[0]
 
 
 def test_the_target_alone_is_what_transformers_generates(
@@ -86,5 +104,6 @@ def test_one_drafter_pass_a_step(loaded: LoadedBuild) -> None:
 def test_penalties_apply_inside_an_accepted_run(loaded: LoadedBuild) -> None:
     settings = SamplingSettings(repetition_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1)
     plain = answers(loaded, 0, 1, sampling=settings)
-    speculative = answers(loaded, 5, 8, sampling=settings)
-    assert [answer.token_ids for answer in speculative] == [answer.token_ids for answer in plain]
+    for prompt_lookup in (False, True):
+        speculative = answers(loaded, 5, 8, sampling=settings, prompt_lookup=prompt_lookup)
+        assert [answer.token_ids for answer in speculative] == [answer.token_ids for answer in plain]

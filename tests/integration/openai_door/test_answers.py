@@ -11,12 +11,14 @@ import openai
 import pytest
 
 from peagle_trt.decode.session import LoadedBuild, generate
+from tests.support.servers import wait_until
 
 from .conftest import Door
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
 PROMPT = f"Question: {QUESTION}\nAnswer:"
 TURNS: Any = [{"role": "user", "content": QUESTION}]
+REPEATING = "red apple, green pear, blue plum, red apple, green pear, blue plum, red apple, green pear,"
 GREEDY: dict[str, Any] = {"model": "tiny", "messages": TURNS, "temperature": 0, "max_tokens": 48}
 
 
@@ -166,6 +168,20 @@ def test_a_schema_is_followed(client: openai.OpenAI, is_streaming: bool) -> None
     assert isinstance(found["count"], int) and found["fruit"] in ("apple", "pear")
 
 
+def test_prompt_lookup_is_asked_for_and_changes_no_answer(client: openai.OpenAI, door: Door) -> None:
+    def copied() -> float:
+        return door.metrics().get("peagle_looked_up_tokens_total", 0.0)
+
+    ask: Any = {"model": "tiny", "prompt": REPEATING, "temperature": 0, "max_tokens": 96}
+    plain = client.completions.create(**ask, extra_body={"prompt_lookup": False}).choices[0].text
+    before = copied()
+    assert client.completions.create(**ask, extra_body={"prompt_lookup": True}).choices[0].text == plain
+    assert wait_until(lambda: copied() > before)
+    whole = client.chat.completions.create(**GREEDY).choices[0].message.content
+    pieces = client.chat.completions.create(**GREEDY, stream=True, extra_body={"prompt_lookup": True})
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole
+
+
 def test_drafts_do_not_change_an_answer_that_follows_a_schema(client: openai.OpenAI) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": SCHEMA}}
     texts = [
@@ -205,6 +221,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a bias of no token": ({"logit_bias": {"x": 1}}, "logit_bias"),
     "two grammars": ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}}, "structured_outputs"),
     "a forced tool": ({"tool_choice": "required"}, "tool_choice"),
+    "a flag that is none": ({"extra_body": {"prompt_lookup": "always"}}, "prompt_lookup"),
     "a misspelt field": ({"extra_body": {"temprature": 1}}, "temprature"),
     "too hot": ({"temperature": 3.0}, "temperature"),
     "an empty stop word": ({"stop": [""]}, "stop[0]"),

@@ -26,6 +26,19 @@ def test_a_served_build_is_measured_like_one_in_process(
         assert remote[key] == local[key]
 
 
+def test_prompt_lookup_is_measured_on_a_served_build(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    before = served.settled_metrics().get("peagle_looked_up_tokens_total", 0)
+    documents = []
+    for url in (f"http://127.0.0.1:{served.server.ports.http}", f"grpc://127.0.0.1:{served.server.ports.grpc}"):
+        for more in ([], ["--prompt-lookup"]):
+            assert run(["--json", "bench", "--url", url, *WORDS, "--max-tokens", "64", *more]) == 0
+            documents.append(json.loads(capsys.readouterr().out))
+    assert [document["settings"]["prompt_lookup"] for document in documents] == [False, True] * 2
+    assert [document["is_equal_to_baseline"] for document in documents] == [1.0] * 4
+    assert documents[0]["acceptance_length"] == documents[2]["acceptance_length"]
+    assert served.settled_metrics()["peagle_looked_up_tokens_total"] > before
+
+
 def test_the_server_tells_what_its_head_is(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{served.server.ports.http}"
     assert run(["bench", "--url", url, *WORDS, "--method", "eagle3"]) == 2

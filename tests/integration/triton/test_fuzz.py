@@ -99,6 +99,8 @@ def test_no_tensor_is_a_fault_of_ours(served: Served, model: str) -> None:
     assert ask(served, model, sound(MODELS[model])) == ""
 
 
+TRITONS = re.compile("parse|Unable|Expected JSON object for keyword: 'parameters'")
+"""What the server itself says of a body, in error 500."""
 NUMBERS = st.integers(-(2**31), 2**31 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(max_size=8),
@@ -122,7 +124,7 @@ def test_no_json_is_a_fault_of_ours(served: Served, path: str) -> None:
         def check(body: dict[str, Any]) -> None:
             response = client.post(address, json=body)
             # The server itself answers 500 to a value that does not fit its tensor, and never asks the model.
-            own_fault = response.status_code >= 500 and "parse" not in response.text and "Unable" not in response.text
+            own_fault = response.status_code >= 500 and TRITONS.search(response.text) is None
             assert not own_fault, (body, response.status_code, response.text)
             assert "Traceback" not in response.text
 

@@ -15,6 +15,7 @@ from peagle_trt.bench.cells import Method
 from peagle_trt.bench.clients import Sampling
 from peagle_trt.bench.openai_client import OpenAiClient
 from peagle_trt.bench.served import TritonClient, open_served
+from peagle_trt.cli.main import run
 from peagle_trt.errors import PeagleError, UsageError
 
 METHOD = Method(name="p-eagle", draft_tokens=3, concurrency=2)
@@ -112,6 +113,42 @@ def test_triton_tells_the_method_of_its_head(server: Any) -> None:
     assert (client.served.method, client.max_adaptive_drafts, client.served.name) == ("eagle3", 7, "tiny")
 
 
+@pytest.mark.parametrize("prompt_lookup", [False, True])
+def test_prompt_lookup_is_said_either_way_where_the_server_takes_it(server: Any, prompt_lookup: bool) -> None:
+    server.told = {"input": [{"name": "max_tokens"}, {"name": "prompt_lookup"}]}
+    server.answer = events({"output_ids": 5, "num_verify_steps": 0, "accepted_by_position": 0})
+    client = open_served(server.url, is_chat=False, ends=True, prompt_lookup=prompt_lookup)
+    assert client.served.takes_prompt_lookup
+    client.answer(["a"], METHOD, 9)
+    server.told = {"data": [{"id": "m", "owned_by": "peagle-trt"}]}
+    server.answer = events({"choices": [], "usage": {"completion_tokens": 1}}) + b"data: [DONE]\n\n"
+    open_served(f"{server.url}/v1", is_chat=False, ends=True, prompt_lookup=prompt_lookup).answer(["a"], METHOD, 9)
+    assert [body["prompt_lookup"] for _, body, _ in server.asked] == [prompt_lookup] * 2
+
+
+@pytest.mark.parametrize("told", [{}, {"input": [{"name": "max_tokens"}]}, {"input": "x"}, {"input": [7]}])
+def test_a_server_without_prompt_lookup_is_not_asked_for_it(server: Any, told: dict[str, object]) -> None:
+    server.told = told
+    server.answer = events({"output_ids": 5, "num_verify_steps": 0, "accepted_by_position": 0})
+    client = open_served(server.url, is_chat=False, ends=True, prompt_lookup=True)
+    assert not client.served.takes_prompt_lookup
+    client.answer(["a"], METHOD, 9)
+    ((_, body, _),) = server.asked
+    assert "prompt_lookup" not in body
+
+
+@pytest.mark.parametrize(
+    ("path", "told"), [("", {"parameters": {}}), ("/v1", {"data": [{"id": "m", "owned_by": "vllm"}]})]
+)
+def test_a_measurement_of_prompt_lookup_is_refused_where_the_server_has_none(
+    server: Any, capsys: pytest.CaptureFixture[str], path: str, told: dict[str, object]
+) -> None:
+    server.told = told
+    assert run(["bench", "--url", server.url + path, "--prompt-lookup", "--num-prompts", "1"]) == 2
+    assert f"the server at `{server.url}{path}` takes no `prompt_lookup`" in capsys.readouterr().err
+    assert server.asked == []
+
+
 def test_an_older_repository_tells_nothing_and_that_shows(server: Any) -> None:
     server.told = {"parameters": {}}
     assert open_served(server.url, is_chat=False, ends=True).served.method is None
@@ -156,11 +193,11 @@ def test_a_server_of_others_is_asked_for_nothing_of_ours(server: Any) -> None:
     server.answer = events({"choices": [{"text": "x"}]}, {"choices": [], "usage": {"completion_tokens": 1}})
     server.answer += b"data: [DONE]\n\n"
     client = open_served(f"{server.url}/v1/", is_chat=False, ends=True)
-    assert client.served.takes_draft_tokens is False
+    assert (client.served.takes_draft_tokens, client.served.takes_prompt_lookup) == (False, False)
     client.answer(["a"], METHOD, 9)
     ((path, body, key),) = server.asked
     assert (path, key, body["prompt"]) == ("/v1/completions", None, "a")
-    assert "draft_tokens" not in body
+    assert {"draft_tokens", "prompt_lookup"}.isdisjoint(body)
 
 
 def test_a_refusal_is_told(server: Any) -> None:

@@ -77,6 +77,22 @@ def test_a_greedy_answer_is_the_walk_over_masked_logits(
     assert tokens(chunks) == walked(engine, guide, 24, end_ids)
 
 
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_prompt_lookup_leaves_a_guided_answer_and_its_drafts(kind: type[MarkovEngine], temperature: float) -> None:
+    def ended(prompt_lookup: bool) -> tuple[list[int], int, tuple[int, ...], int]:
+        sampling = SamplingSettings(temperature=temperature, seed=3)
+        # The prompt repeats what the grammar forbids.
+        prompt = (4, 0, 4, 0, 4, 0, 1, 2)
+        request = ask("a", LOOPING, prompt_ids=prompt, draft_tokens=4, sampling=sampling, prompt_lookup=prompt_lookup)
+        chunks = run(kind(agreement=0.6), request)["a"]
+        metrics = chunks[-1].metrics
+        assert metrics is not None
+        return tokens(chunks), metrics.num_verify_steps, metrics.accepted_by_position, metrics.num_looked_up_tokens
+
+    assert ended(True) == ended(False)
+
+
 @pytest.mark.parametrize("drafts", EVERY_K)
 def test_an_answer_ends_where_its_grammar_does(drafts: int) -> None:
     chunks = run(MarkovEngine(), ask("a", FIXED, draft_tokens=drafts))["a"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from peagle_trt.decode.loop import DecodeLoop
-from peagle_trt.decode.prompt_lookup import LONGEST_MATCH, DraftLookup, LookupExperience, SeenText
+from peagle_trt.decode.prompt_lookup import LONGEST_MATCH, MAX_PLACES, DraftLookup, LookupExperience, SeenText
 from peagle_trt.decode.request import DraftTokens, GenerationRequest, RequestMetrics, SamplingSettings
 from tests.support.markov_engine import MarkovEngine, SequentialMarkovEngine
 
@@ -37,6 +38,70 @@ def test_it_finds_the_longest_match_and_the_latest_of_equals(seed: int) -> None:
         seen.read(text[:end])
         place = seen.find(text[:end])
         assert (None if place is None else text[place.position]) == following(text[:end])
+
+
+def test_older_places_than_the_latest_few_are_forgotten() -> None:
+    # Eight tokens alike at the oldest place, two at every later one.
+    text = [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        50,
+        *[token for other in range(MAX_PLACES) for token in (20 + other, 7, 8, 30 + other)],
+    ]
+    end = [1, 2, 3, 4, 5, 6, 7, 8]
+    for kept in (MAX_PLACES - 1, MAX_PLACES):
+        grown = [*text[: 9 + 4 * kept], *end]
+        seen = SeenText()
+        seen.read(grown)
+        place = seen.find(grown)
+        assert place is not None
+        assert grown[place.position] == (50 if kept < MAX_PLACES else 30 + MAX_PLACES - 1)
+
+
+def test_a_long_prompt_takes_some_hundred_bytes_a_token() -> None:
+    chooser = random.Random(0)
+    text = [chooser.randrange(50_000) for _ in range(32_000)]
+    tracemalloc.start()
+    lookup = DraftLookup(LookupExperience())
+    lookup.mix(text, [1] * 5, None)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 200 * len(text)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_text_that_grew_is_looked_through_like_a_new_one(seed: int) -> None:
+    chooser = random.Random(seed)
+    text = [chooser.randrange(6) for _ in range(chooser.randrange(4))]
+    grown = DraftLookup(LookupExperience())
+    for _ in range(60):
+        head = [chooser.randrange(6) for _ in range(chooser.randrange(9))]
+        before = [*text]
+        mixed = grown.mix(text, head, None)[0]
+        # Nothing is learned here, so that both believe the same.
+        assert mixed == DraftLookup(LookupExperience()).mix(text, head, None)[0]
+        assert (len(mixed), text) == (len(head), before)
+        text += [chooser.randrange(6) for _ in range(chooser.randrange(1, 4))]
+
+
+def test_ids_of_numpy_are_ids() -> None:
+    text, head = [70_000, 2, 3, 70_001, 70_000, 2, 3], [70_001, NOVEL, NOVEL]
+    found = DraftLookup(LookupExperience()).mix(list(np.array(text, np.int32)), list(np.array(head, np.int32)), None)
+    assert found[0] == DraftLookup(LookupExperience()).mix(text, head, None)[0] == (70_001, 70_000, 2)
+
+
+@pytest.mark.parametrize("length", [3, 4, 500])
+@pytest.mark.parametrize("num_drafts", [1, 2, 16])
+def test_one_token_over_and_over_goes_on_at_any_length(length: int, num_drafts: int) -> None:
+    lookup, text = DraftLookup(LookupExperience()), [5] * length
+    assert lookup.mix(text, [5, *[NOVEL] * 15][:num_drafts], None)[0] == (5,) * num_drafts
+    assert lookup.judge([5] * (num_drafts + 1), num_drafts) == num_drafts - 1
 
 
 def test_a_copy_takes_the_place_of_a_later_draft_and_not_of_the_first() -> None:

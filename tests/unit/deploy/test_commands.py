@@ -38,6 +38,22 @@ def test_repo_with_nothing_to_do_is_wrong_use(build_path: Path) -> None:
     assert run(["repo", str(build_path)]) == 2
 
 
+def test_a_repository_is_told_to_look_up_prompts(build_path: Path, tmp_path: Path) -> None:
+    assert run(["repo", str(build_path), "-o", str(tmp_path / "repo"), "--prompt-lookup", "--check"]) == 0
+    text = (tmp_path / "repo/peagle/config.pbtxt").read_text()
+    assert 'key: "default_prompt_lookup"\n  value {\n    string_value: "true"' in text
+
+
+def test_prompt_lookup_without_a_repository_to_write_is_wrong_use(
+    build_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["repo", str(build_path), "-o", str(tmp_path / "repo")]) == 0
+    assert run(["repo", str(tmp_path / "repo"), "--check", "--prompt-lookup"]) == 2
+    assert "--prompt-lookup goes into a repository" in capsys.readouterr().err
+    assert run(["serve", str(tmp_path / "repo"), "--prompt-lookup"]) == 2
+    assert "holds its own settings" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["repo", "serve"])
 def test_a_folder_that_is_no_build_is_wrong_use(tmp_path: Path, command: str) -> None:
     arguments = {"repo": ["-o", str(tmp_path / "repo")], "serve": []}[command]

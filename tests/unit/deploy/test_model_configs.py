@@ -51,6 +51,7 @@ def test_settings_come_back_as_they_went_in(manifest: EngineManifest) -> None:
         max_pending_requests=7,
         num_threads=2,
         default_draft_tokens="auto",
+        default_prompt_lookup=True,
         reuse_prefixes=True,
     )
     config = _parse(model_configs(manifest, settings)["peagle"])
@@ -68,6 +69,12 @@ def test_a_senseless_parameter_is_named(text: str) -> None:
 def test_an_unknown_default_of_k_is_refused_with_the_known_ones() -> None:
     config = {"parameters": {"default_draft_tokens": {"string_value": "most"}}}
     with pytest.raises(UsageError, match="`default_draft_tokens` is `most`, expected one of `build`, `auto`"):
+        read_settings({"model_config": json.dumps(config)})
+
+
+def test_a_default_of_prompt_lookup_is_true_or_false() -> None:
+    config = {"parameters": {"default_prompt_lookup": {"string_value": "auto"}}}
+    with pytest.raises(UsageError, match="`default_prompt_lookup` is `auto`, expected `true` or `false`"):
         read_settings({"model_config": json.dumps(config)})
 
 

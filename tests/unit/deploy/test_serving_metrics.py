@@ -22,6 +22,7 @@ METRICS = RequestMetrics(
     num_accepted_tokens=3,
     accepted_by_position=(2, 1, 0),
     num_drafter_passes=2,
+    num_looked_up_tokens=1,
     time_to_first_token_seconds=0.1,
     total_seconds=0.6,
 )
@@ -79,6 +80,11 @@ def test_acceptance_is_counted_at_every_position_that_accepted(serving: Serving)
     serving.metrics.count_answer(DONE)
     sent = [entry for entry in serving.publish().sent if entry[1] == "peagle_accepted_by_position_total"]
     assert [(labels, value) for _, _, labels, value in sent] == [((("position", "1"),), 2), ((("position", "2"),), 1)]
+
+
+def test_copies_that_were_accepted_are_counted(serving: Serving) -> None:
+    serving.metrics.count_answer(DONE)
+    assert serving.publish().of("peagle_looked_up_tokens_total") == [1]
 
 
 def test_an_answers_times_are_observed_once(serving: Serving) -> None:

@@ -51,12 +51,14 @@ def test_the_build_verifies_by_itself(folder: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 5])
-def test_greedy_answers_are_the_targets_alone(folder: Path, draft_tokens: int) -> None:
+@pytest.mark.parametrize("prompt_lookup", [False, True])
+def test_greedy_answers_are_the_targets_alone(folder: Path, draft_tokens: int, prompt_lookup: bool) -> None:
     loaded = open_build(folder / "sequential", num_threads=1)
     texts = ("a", "A text of some length.", "Three of them for two slots")
     requests = [loaded.request(text, max_tokens=30) for text in texts]
     alone = generate(loaded, [replace(request, draft_tokens=0) for request in requests])
-    drafted = generate(loaded, [replace(request, draft_tokens=draft_tokens) for request in requests])
+    asked = [replace(request, draft_tokens=draft_tokens, prompt_lookup=prompt_lookup) for request in requests]
+    drafted = generate(loaded, asked)
     assert [answer.token_ids for answer in drafted] == [answer.token_ids for answer in alone]
     assert all(answer.metrics.num_drafter_passes == answer.metrics.num_draft_tokens > 0 for answer in drafted)
 

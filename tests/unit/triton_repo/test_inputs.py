@@ -95,6 +95,7 @@ def test_an_old_and_a_new_name_that_differ_are_refused() -> None:
         ("num_return_sequences", 17),
         ("num_top_log_probs", -1),
         ("draft_tokens", -2),
+        ("prompt_lookup", [True, False]),
         ("stream", [True, False]),
         ("text_input", [b"\xff"]),
     ],
@@ -157,6 +158,13 @@ def test_beams_are_refused_with_what_there_is_instead() -> None:
 @pytest.mark.parametrize(("sent", "read"), [([5, 9], (5, 9)), ([-1], ()), ([], None), (7, (7,))])
 def test_end_tokens_are_one_several_or_none(sent: object, read: object) -> None:
     assert read_fields(arrays(text_input=b"a", max_tokens=1, end_id=sent)).end_ids == read
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"), [({}, None), ({"prompt_lookup": True}, True), ({"prompt_lookup": False}, False)]
+)
+def test_prompt_lookup_is_asked_for_declined_or_left_to_the_repository(sent: dict[str, object], read: object) -> None:
+    assert read_fields(arrays(text_input=b"a", max_tokens=1, **sent)).prompt_lookup is read
 
 
 @pytest.mark.parametrize(

@@ -186,9 +186,13 @@ def test_half_a_character_waits_for_its_other_half(door: ClassicDoor) -> None:
     assert b"".join(piece["text_output"] for piece in pieces).decode().endswith("\U0001f600")
 
 
-@pytest.mark.parametrize("name", ["repetition_penalty", "min_tokens", "draft_tokens", "bad_words", "beam_width"])
+IGNORED = ["repetition_penalty", "min_tokens", "draft_tokens", "prompt_lookup", "bad_words", "beam_width"]
+
+
+@pytest.mark.parametrize("name", IGNORED)
 def test_a_classic_option_that_would_be_ignored_is_refused(door: ClassicDoor, name: str) -> None:
-    value = np.array([[b"no"]], np.object_) if name == "bad_words" else np.array([[3]], np.int32)
+    special = {"bad_words": np.array([[b"no"]], np.object_), "prompt_lookup": np.array([[True]])}
+    value = special.get(name, np.array([[3]], np.int32))
     code, message = error_of(door, text_input=text("a")[None], max_tokens=np.array([[2]], np.int32), **{name: value})
     assert code == "invalid"
     assert f"`{name}` is not supported" in message

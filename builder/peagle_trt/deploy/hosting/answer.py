@@ -203,6 +203,7 @@ def _nothing_done(metrics: RequestMetrics) -> RequestMetrics:
         num_accepted_tokens=0,
         accepted_by_position=(0,) * len(metrics.accepted_by_position),
         num_drafter_passes=0,
+        num_looked_up_tokens=0,
     )
 
 
@@ -228,6 +229,7 @@ def answer_metrics(chunks: Sequence[GenerationChunk]) -> AnswerMetrics:
         acceptance_length=1.0 + accepted / verified if verified else 1.0,
         num_verify_steps=verified,
         accepted_by_position=_accepted_by_position(all_metrics),
+        total_looked_up_tokens=sum(m.num_looked_up_tokens for m in all_metrics),
         finish_reason=tuple(chunk.finish_reason or "" for chunk in chunks),
     )
 

@@ -139,6 +139,7 @@ class EngineHost:
             manifest=self._manifest,
             guides=self._guides,
             default_draft_tokens="auto" if self._settings.default_draft_tokens == "auto" else None,
+            default_prompt_lookup=self._settings.default_prompt_lookup,
             deadline_seconds=deadline_seconds,
         )
         reply = Reply(

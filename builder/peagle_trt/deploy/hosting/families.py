@@ -25,6 +25,11 @@ FAMILIES = (
         text="Draft tokens that were accepted in finished answers",
     ),
     Family(
+        name="peagle_looked_up_tokens_total",
+        kind="counter",
+        text="Accepted draft tokens of finished answers that were copied from the text and not the drafter's",
+    ),
+    Family(
         name="peagle_accepted_by_position_total",
         kind="counter",
         text="Accepted draft tokens of finished answers by their place among the drafts, from 1",

@@ -25,6 +25,7 @@ def make_generation_request(
     manifest: EngineManifest,
     guides: GuideCompiler,
     default_draft_tokens: DraftTokens,
+    default_prompt_lookup: bool,
     deadline_seconds: float | None = None,
 ) -> GenerationRequest:
     """Translates a checked request.
@@ -36,6 +37,7 @@ def make_generation_request(
         manifest: The build's.
         guides: For its tokenizer.
         default_draft_tokens: K where the client does not say.
+        default_prompt_lookup: Whether copies may take the place of drafts where the client does not say.
         deadline_seconds: When its time is up.
 
     Raises:
@@ -65,6 +67,7 @@ def make_generation_request(
         end_ids=_end_ids(fields, manifest),
         stop_strings=fields.stop_words,
         draft_tokens=_draft_tokens(fields, default_draft_tokens),
+        prompt_lookup=default_prompt_lookup if fields.prompt_lookup is None else fields.prompt_lookup,
         # The engine's highest goes first, as its own callers have it.
         priority=-fields.priority,
         deadline_seconds=deadline_seconds,

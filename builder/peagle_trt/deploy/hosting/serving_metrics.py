@@ -104,6 +104,7 @@ class ServingMetrics:
         self._add("peagle_verify_steps_total", metrics.num_verify_steps)
         self._add("peagle_draft_tokens_total", metrics.num_draft_tokens)
         self._add("peagle_accepted_draft_tokens_total", metrics.num_accepted_tokens)
+        self._add("peagle_looked_up_tokens_total", metrics.num_looked_up_tokens)
         self._add("peagle_input_tokens_total", metrics.num_prompt_tokens)
         self._add("peagle_output_tokens_total", metrics.num_output_tokens)
         for position, count in enumerate(metrics.accepted_by_position, start=1):

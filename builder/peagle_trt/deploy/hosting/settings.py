@@ -29,6 +29,8 @@ class HostSettings:
         reuse_prefixes: Start a prompt from what an earlier request left of it in a slot, as a chat's next turn does.
         default_draft_tokens: K of a request that does not say: "build" for the build's K, "auto" for what is
             fastest at each step.
+        default_prompt_lookup: Whether copies from the text may take the place of drafts for a request that does not
+            say.
         log_requests: A line in the server's log for every answer.
     """
 
@@ -37,6 +39,7 @@ class HostSettings:
     cancellation_check_period_ms: int = 50
     num_threads: int = 0
     default_draft_tokens: str = "build"
+    default_prompt_lookup: bool = False
     reuse_prefixes: bool = False
     log_requests: bool = False
 
@@ -50,6 +53,7 @@ def write_parameters(settings: HostSettings) -> dict[str, str]:
         "num_threads": str(settings.num_threads),
         "reuse_prefixes": "true" if settings.reuse_prefixes else "false",
         "default_draft_tokens": settings.default_draft_tokens,
+        "default_prompt_lookup": "true" if settings.default_prompt_lookup else "false",
         "log_requests": "true" if settings.log_requests else "false",
     }
 
@@ -72,6 +76,7 @@ def read_settings(args: Mapping[str, str]) -> HostSettings:
         num_threads=_integer(texts, "num_threads", defaults.num_threads, 0),
         reuse_prefixes=_boolean(texts, "reuse_prefixes", defaults.reuse_prefixes),
         default_draft_tokens=_word(texts, "default_draft_tokens", defaults.default_draft_tokens, ("build", "auto")),
+        default_prompt_lookup=_boolean(texts, "default_prompt_lookup", defaults.default_prompt_lookup),
         log_requests=_boolean(texts, "log_requests", defaults.log_requests),
     )
 

@@ -29,6 +29,7 @@ METRICS = RequestMetrics(
     num_accepted_tokens=4,
     accepted_by_position=(2, 2, 0, 0, 0),
     num_drafter_passes=2,
+    num_looked_up_tokens=1,
     time_to_first_token_seconds=0.1,
     total_seconds=0.2,
 )

@@ -49,6 +49,18 @@ def test_a_request_that_does_not_name_k_gets_the_repositorys_default(
     assert driver.last.draft_tokens == asked
 
 
+@pytest.mark.parametrize(("sent", "default"), [(None, False), (None, True), (False, True), (True, False)])
+def test_prompt_lookup_is_what_the_request_says_and_else_the_repositorys_default(
+    driver: Driver, manifest: EngineManifest, sent: bool | None, default: bool
+) -> None:
+    settings = HostSettings(default_prompt_lookup=default)
+    tokenizer = TextTokenizer(byte_tokenizer(), TEMPLATE)
+    host = EngineHost(driver, manifest, tokenizer, settings=settings, counters=ServingMetrics(None, Published()))
+    ask(host, **({} if sent is None else {"prompt_lookup": shaped([sent], "BOOL")}))
+    host.close()
+    assert driver.last.prompt_lookup == (default if sent is None else sent)
+
+
 def test_bad_and_biased_words_are_barred_and_biased_with_and_without_a_space(host: EngineHost, driver: Driver) -> None:
     bias = {
         "embedding_bias_words": shaped([b"ab"], "STRING"),

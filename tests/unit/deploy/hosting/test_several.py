@@ -46,6 +46,7 @@ def test_several_whole_answers_are_one_response(host: EngineHost, driver: Driver
     assert (arrays["num_output_tokens"].item(), arrays["num_input_tokens"].item()) == (12, 2)
     assert arrays["acceptance_length"].item() == 3.0
     assert arrays["accepted_by_position"].tolist() == [[4, 4, 0, 0, 0]]
+    assert arrays["total_looked_up_tokens"].item() == 2 * METRICS.num_looked_up_tokens == 2
 
 
 def test_streamed_answers_say_whose_piece_it_is_and_end_with_the_last(host: EngineHost, driver: Driver) -> None:
@@ -86,6 +87,7 @@ def test_one_whose_turn_never_came_is_empty_beside_one_that_began(host: EngineHo
     assert arrays["finish_reason"].tolist() == [[b"deadline", b"deadline"]]
     assert arrays["num_output_tokens"].item() == METRICS.num_output_tokens
     assert arrays["accepted_by_position"].tolist() == [list(METRICS.accepted_by_position)]
+    assert arrays["total_looked_up_tokens"].item() == METRICS.num_looked_up_tokens
 
 
 @pytest.mark.parametrize("waiting_is_told_first", [True, False])
