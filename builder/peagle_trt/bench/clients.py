@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from peagle_trt.decode.loop import DecodeLoop
+from peagle_trt.decode.prompt_lookup import LookupExperience
 from peagle_trt.decode.request import DraftTokens, GenerationChunk, GenerationRequest, SamplingSettings
 from peagle_trt.decode.request_check import check_request
 from peagle_trt.decode.session import LoadedBuild
@@ -143,6 +144,7 @@ class InProcessClient:
         self._prompt_lookup = prompt_lookup
         # As in a server, what one answer teaches about costs and acceptance serves the next.
         self._controller = SpeculationController(loaded.engine.shapes.max_draft_tokens)
+        self._lookups: dict[Method, LookupExperience] = {}
 
     def require_fit(self, prompt_set: PromptSet, max_tokens: int) -> None:
         """Refuse prompts that the build does not take, before hours are spent on those in front of them.
@@ -166,7 +168,7 @@ class InProcessClient:
         """See `Client`. A prompt is submitted when one before it ends, so that the batch stays full."""
         is_baseline = self._baseline is not None and method.name == self._baseline.manifest.drafter.method
         loaded = self._baseline if self._baseline is not None and is_baseline else self._loaded
-        loop = DecodeLoop(loaded.engine, None, controller=self._controller if method.is_adaptive else None)
+        loop = DecodeLoop(loaded.engine, None, controller=self._controller_of(method, loaded))
         waiting = deque(enumerate(prompts))
         answers: dict[str, ClientAnswer] = {}
         growing: dict[str, _Growing] = {}
@@ -183,6 +185,13 @@ class InProcessClient:
                     answers[chunk.request_id] = _answer(chunk, growing.pop(chunk.request_id))
                     self._submit_next(loop, waiting, growing, method, max_tokens)
         return [answers[str(index)] for index in range(len(prompts))]
+
+    def _controller_of(self, method: Method, loaded: LoadedBuild) -> SpeculationController:
+        if method.is_adaptive:
+            return self._controller
+        # What copies are worth outlives a round too, for each method alone; a fixed K learns nothing else.
+        lookups = self._lookups.setdefault(method, LookupExperience())
+        return SpeculationController(loaded.engine.shapes.max_draft_tokens, lookups=lookups)
 
     def _submit_next(
         self,
