@@ -310,7 +310,7 @@ def main() -> None:
         "--source-tree", type=Path, action="append", default=[], help="more Python packages to take functions from"
     )
     parser.add_argument("--output", type=Path, help="where the head goes; lengthen: the store for the longer answers")
-    parser.add_argument("--answer-tokens", type=int, default=512, help="lengthen: limit of a whole answer")
+    parser.add_argument("--answer-tokens", type=positive, default=512, help="lengthen: limit of a whole answer")
     parser.add_argument("--method", choices=("p-eagle", "eagle3"), default="p-eagle", help="how the head drafts")
     parser.add_argument("--start", type=Path, help="an earlier head to begin with")
     parser.add_argument("--newer", type=Path, help="average: a head that was trained from --start")
@@ -334,7 +334,12 @@ def main() -> None:
     parser.add_argument("--save-seconds", type=float, default=600.0)
     parser.add_argument("--threads", type=positive, default=1)
     arguments = parser.parse_args()
-    needed = {"train": ("output",), "measure": ("output",), "average": ("output", "start", "newer")}
+    needed = {
+        "lengthen": ("output",),
+        "train": ("output",),
+        "measure": ("output",),
+        "average": ("output", "start", "newer"),
+    }
     for option in needed.get(arguments.step, ()):
         if getattr(arguments, option) is None:
             parser.error(f"{arguments.step} needs --{option}")

@@ -125,6 +125,8 @@ def command(
         raise UsageError("--problems belongs to --against", hint="name a reference build")
     prompt_sets = measuring.read_sets(prompts, num_prompts)
     _check_sides(build_path, url, baseline, baseline_path)
+    if measuring.prompt_lookup and method == "none":
+        raise UsageError("--prompt-lookup takes the place of drafts, and none are made", hint="leave one of both out")
     if url is None and measuring.timeout_seconds is not None:
         raise UsageError("--timeout is of requests to a server", hint="leave it out, or give a --url")
     client: Client

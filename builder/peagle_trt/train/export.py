@@ -11,6 +11,7 @@ from peagle_trt.train.acceptance import Acceptance, FrozenTables, freeze_tables,
 from peagle_trt.train.checkpoint import read_head, write_head
 from peagle_trt.train.curves import draw_curves
 from peagle_trt.train.evaluation import MAX_SLOTS, TorchEngine, acceptance_metrics, decode_prompts
+from peagle_trt.train.run_state import WORK_NAME
 from peagle_trt.train.states import complete_each
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class HeadExport:
             f"step {trainer.step}: acceptance length {found['acceptance_length']:.3f} at "
             f"K={self.draft_tokens} on {len(prompts)} held-out prompts"
         )
-        work = self.folder / "work"
+        work = self.folder / WORK_NAME
         draw_curves(work / "run", work / "curves.svg")
         return found
 

@@ -17,6 +17,7 @@ from peagle_trt.train.placement import choose_device, usual_compute_dtype
 from peagle_trt.train.prompting import ChatFormat, make_prompts, read_chat_format
 from peagle_trt.train.question_files import read_question_file
 from peagle_trt.train.request import TrainingReport, TrainingRequest
+from peagle_trt.train.run_state import WORK_NAME
 from peagle_trt.train.states import (
     FEATURES,
     ComputedStates,
@@ -64,7 +65,7 @@ def _train(
 ) -> TrainingReport:
     import torch
 
-    work = request.output_path / "work"
+    work = request.output_path / WORK_NAME
     _check_state(work / "run/state.pt", is_resumed=request.is_resumed)
     request.memory.check()
     device = choose_device(request.device, workers.rank)

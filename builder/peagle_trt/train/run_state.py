@@ -10,7 +10,7 @@ from typing import Any
 from peagle_trt.errors import CheckpointError, UsageError
 from peagle_trt.files import naming_os_errors, replacing
 
-STATE_NAME, METRICS_NAME = "state.pt", "metrics.jsonl"
+WORK_NAME, STATE_NAME, METRICS_NAME = "work", "state.pt", "metrics.jsonl"
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from peagle_trt.decode.session import LoadedBuild
 from peagle_trt.deploy.client import HttpClient
 from peagle_trt.deploy.ports import choose_ports
 from peagle_trt.deploy.server import TritonServer
@@ -50,12 +51,12 @@ def test_many_clients_at_once_get_the_answers_they_get_alone(served: Served) -> 
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
-def test_a_client_that_leaves_stops_the_engine(served: Served, is_streaming: bool) -> None:
+def test_a_client_that_leaves_stops_the_engine(served: Served, loaded: LoadedBuild, is_streaming: bool) -> None:
     before = served.settled_metrics()["peagle_cancelled_requests_total"]
     stream = served.grpc({**LASTING, "stream": is_streaming}, BLS)
     if is_streaming:
         next(iter(stream))
-    assert wait_until(lambda: served.metrics()["peagle_running_requests"] > 0)
+    assert wait_until(lambda: served.metrics()["peagle_running_requests"] == loaded.manifest.shapes.max_batch_size)
     stream.cancel()
     assert wait_until(
         lambda: served.metrics()["peagle_cancelled_requests_total"] == before + LASTING["num_return_sequences"]

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from peagle_trt.decode.session import LoadedBuild
 from peagle_trt.deploy.client import HttpClient, read_metrics
 from peagle_trt.deploy.ports import choose_ports
 from peagle_trt.deploy.server import TritonServer
@@ -149,7 +150,7 @@ def test_the_door_says_that_it_is_not_ready_when_the_model_process_is_dead(tiny_
     assert serving.process.wait(DEADLINE_SECONDS) == 1
 
 
-def test_a_client_that_is_killed_frees_its_slot(served: Served) -> None:
+def test_a_client_that_is_killed_frees_its_slot(served: Served, loaded: LoadedBuild) -> None:
     before = served.settled_metrics()["peagle_cancelled_requests_total"]
     address = f"http://127.0.0.1:{served.server.ports.http}/v2/models/peagle/generate_stream"
     program = (
@@ -157,7 +158,7 @@ def test_a_client_that_is_killed_frees_its_slot(served: Served) -> None:
         "  list(answer.iter_raw())"
     )
     client = subprocess.Popen([sys.executable, "-c", program, address, repr({**LASTING, "stream": True})])
-    assert wait_until(lambda: served.metrics()["peagle_running_requests"] > 0)
+    assert wait_until(lambda: served.metrics()["peagle_running_requests"] == loaded.manifest.shapes.max_batch_size)
     client.kill()
     client.wait()
     assert wait_until(

@@ -65,7 +65,7 @@ def test_the_load_shows_while_it_lasts(served: Served, loaded: LoadedBuild) -> N
     served.settled_metrics()
     stream = served.grpc({**LASTING, "draft_tokens": 3, "stream": True})
     next(iter(stream))
-    assert wait_until(lambda: served.metrics()["peagle_running_requests"] > 0)
+    assert wait_until(lambda: served.metrics()["peagle_running_requests"] == loaded.manifest.shapes.max_batch_size)
     assert wait_until(lambda: served.metrics()["peagle_draft_tokens_in_use"] == 3)
     during = served.metrics()
     stream.cancel()

@@ -214,3 +214,10 @@ def test_doctor_names_packages_and_problems(capsys: pytest.CaptureFixture[str]) 
 def test_targets_lists_the_catalog(capsys: pytest.CaptureFixture[str]) -> None:
     names = {target["name"] for target in document_of(capsys, "targets")["targets"]}
     assert {"tiny", "smollm2-135m"} <= names
+
+
+def test_prompt_lookup_is_not_measured_where_nothing_is_drafted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", str(tmp_path), "--method", "none", "--prompt-lookup"]) == 2
+    assert "none are made" in capsys.readouterr().err

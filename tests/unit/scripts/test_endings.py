@@ -95,6 +95,15 @@ def test_a_word_that_means_nothing_is_wrong_use(
     assert f"{name}: error: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("step", ["lengthen", "train", "measure", "average"])
+def test_a_step_without_its_folder_is_wrong_use(
+    step: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        end("make_smollm2_drafter", [step, "--target", "x", "--data", "x", "--work", "out"], monkeypatch)
+    assert f"{step} needs --output" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("text", "message"), [("{}", "holds no choices"), ("no JSON", "holds no choices")])
 def test_a_file_of_another_kind_is_named(
     text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

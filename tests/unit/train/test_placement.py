@@ -19,7 +19,7 @@ from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.placement import choose_device, usual_compute_dtype
 from peagle_trt.train.request import TrainingRequest
 from peagle_trt.train.run import train_head
-from peagle_trt.train.run_state import STATE_NAME, read_metrics
+from peagle_trt.train.run_state import STATE_NAME, WORK_NAME, read_metrics
 from peagle_trt.train.sampling import DropSettings
 from peagle_trt.train.settings import TrainingSettings
 from tests.support.elsewhere import ELSEWHERE, FarDevice, FarTensor
@@ -57,7 +57,7 @@ def request_for(folder: Path, **changes: Any) -> TrainingRequest:
 
 
 def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in read_metrics(folder / "head/work/run") if "loss" in line]
+    return [line["loss"] for line in read_metrics(folder / "head" / WORK_NAME / "run") if "loss" in line]
 
 
 def test_the_device_that_is_not_there_refuses_operands_of_the_host() -> None:
@@ -82,7 +82,7 @@ def test_a_whole_training_elsewhere_has_the_losses_of_one_here(
     assert losses(tmp_path / "there") == pytest.approx(losses(tmp_path / "here"), rel=1e-4)
     assert there.held_out == here.held_out
     # What is written is the host's, so that a run may continue on another machine.
-    state = torch.load(tmp_path / f"there/head/work/run/{STATE_NAME}", weights_only=True)
+    state = torch.load(tmp_path / "there/head" / WORK_NAME / "run" / STATE_NAME, weights_only=True)
     assert all(type(value) is torch.Tensor and value.device.type == "cpu" for value in state["head"].values())
 
 
@@ -140,4 +140,4 @@ def test_the_command_refuses_a_missing_gpu_before_anything_is_read(
     words = ["train", "--target", "tiny", "--data", str(tmp_path / "q.jsonl"), "-o", str(tmp_path / "head")]
     assert run(["-q", *words, "--device", "cuda"]) == 3
     assert "`cuda` was asked for" in capsys.readouterr().err
-    assert not (tmp_path / "head/work/features").exists()
+    assert not (tmp_path / "head" / WORK_NAME / "features").exists()

@@ -20,6 +20,7 @@ from peagle_trt.train.prompting import ChatFormat, invented_question, make_promp
 from peagle_trt.train.question_files import read_question_file
 from peagle_trt.train.request import TrainingRequest
 from peagle_trt.train.run import train_head
+from peagle_trt.train.run_state import METRICS_NAME, WORK_NAME
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.target import read_torch_target
 
@@ -152,8 +153,10 @@ def test_a_whole_training_leaves_a_head_that_the_readers_accept(tiny: Path, tmp_
     assert "acceptance length" in said[-1]
     assert any("1 segment(s)" in line for line in said)
     assert (report.num_steps, report.best_step) == (3, 3)
-    assert (tmp_path / "head/work/curves.svg").read_text().startswith("<svg")
-    metrics = [json.loads(line) for line in (tmp_path / "head/work/run/metrics.jsonl").read_text().splitlines()]
+    assert (tmp_path / "head" / WORK_NAME / "curves.svg").read_text().startswith("<svg")
+    metrics = [
+        json.loads(line) for line in (tmp_path / "head" / WORK_NAME / "run" / METRICS_NAME).read_text().splitlines()
+    ]
     assert metrics[-1]["acceptance_length"] == report.decoded_acceptance_length
     with pytest.raises(UsageError, match="earlier training"):
         train_head(request, report=said.append)

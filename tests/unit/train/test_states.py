@@ -25,7 +25,7 @@ from peagle_trt.train.generate import Answer, Prompt, answer_prompts
 from peagle_trt.train.optimizer import OptimizerSettings
 from peagle_trt.train.request import TrainingRequest
 from peagle_trt.train.run import train_head
-from peagle_trt.train.run_state import STATE_NAME, read_metrics
+from peagle_trt.train.run_state import STATE_NAME, WORK_NAME, read_metrics
 from peagle_trt.train.settings import TrainingSettings
 from peagle_trt.train.start import auxiliary_scale
 from peagle_trt.train.states import ComputedStates, complete_each, most_stored_tokens, token_bytes
@@ -195,8 +195,8 @@ def request_for(tiny: Path, folder: Path, **changes: Any) -> TrainingRequest:
 
 
 def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in read_metrics(folder / "head/work/run") if "loss" in line]
+    return [line["loss"] for line in read_metrics(folder / "head" / WORK_NAME / "run") if "loss" in line]
 
 
 def size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in (folder / "head/work/features").glob("*.safetensors"))
+    return sum(path.stat().st_size for path in (folder / "head" / WORK_NAME / "features").glob("*.safetensors"))
