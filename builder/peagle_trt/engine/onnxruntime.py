@@ -5,14 +5,14 @@ Letters: T rows of all groups, G groups of a graph, R rows carried over, K draft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from peagle_trt.engine.draft_vocabulary import read_draft_to_target
-from peagle_trt.engine.ort_graph import GraphFamily
+from peagle_trt.engine.ort_graph import CachedGraph, GraphFamily
 from peagle_trt.engine.protocol import DraftOutput, DraftRows, DraftStep, TargetOutput, TargetRows, host_rows
 from peagle_trt.engine.sequential_onnxruntime import run_first_pass, run_next_pass
 from peagle_trt.quant import find_recipe
@@ -23,7 +23,8 @@ class OnnxRuntimeEngine:
     """Target and drafter of one build. See `engine.protocol.SequentialEngine`.
 
     A pass takes the smallest graph with a group for every sequence; groups left over work on a scratch cache that no
-    sequence owns. A graph is loaded when a pass first needs it, or by `preload`.
+    sequence owns. A graph is loaded when a pass first needs it, or by `preload`. Plain steps of neighbouring slots go
+    to a graph of their own once there were enough of them (see `GraphFamily.step_graph`).
 
     Args:
         build_path: Folder of the build.
@@ -54,9 +55,12 @@ class OnnxRuntimeEngine:
             ValueError: A slot appears twice or does not exist, or rows run past the cache.
         """
         self._check([(item.slot, item.start_position + len(item.token_ids) + self._rows_more) for item in rows])
+        counts = [len(item.token_ids) for item in rows]
+        steps = self._targets.step_graph([item.slot for item in rows], counts)
+        if steps is not None:
+            return self._run_steps(steps, rows)
         groups = self._targets.smallest(len(rows))
         padding = groups - len(rows)
-        counts = [len(item.token_ids) for item in rows]
         ends_G = np.array([item.start_position + len(item.token_ids) for item in rows] + [1] * padding, np.int32)
         stops = np.cumsum(counts).tolist()
         logit_rows = [np.arange(stop - item.num_logit_rows, stop) for item, stop in zip(rows, stops, strict=True)]
@@ -67,11 +71,7 @@ class OnnxRuntimeEngine:
         }
         if groups > 1:
             feeds["row_counts"] = np.array(counts + [1] * padding, np.int64)
-        width = len(self.target.aux_layer_ids) * self.target.hidden_size
-        outputs = {
-            "logits": (np.float32, (len(feeds["logit_rows"]), self.target.vocab_size)),
-            "hidden": (np.float32, (stops[-1], width)),
-        }
+        outputs = self._target_outputs(feeds)
         found = self._targets.graph(groups).run(feeds, outputs, slots=[item.slot for item in rows])
         return _by_sequence(rows, stops, found["logits"], found["hidden"])
 
@@ -143,6 +143,26 @@ class OnnxRuntimeEngine:
         """Free every graph; safe to call twice, and a later pass loads again what it needs."""
         for family in (self._targets, self._drafters):
             family.close()
+
+    def _run_steps(self, graph: CachedGraph, rows: Sequence[TargetRows]) -> list[TargetOutput]:
+        """One row of each of several neighbouring slots."""
+        order = sorted(range(len(rows)), key=lambda index: rows[index].slot)
+        by_slot = [rows[index] for index in order]
+        feeds: dict[str, NDArray[np.generic]] = {
+            "token_ids": np.concatenate([item.token_ids for item in by_slot]),
+            "key_lengths": np.array([item.start_position + 1 for item in by_slot], np.int32),
+            "logit_rows": np.flatnonzero([item.num_logit_rows for item in by_slot]),
+        }
+        found = graph.run(feeds, self._target_outputs(feeds), slots=[item.slot for item in by_slot])
+        outputs = _by_sequence(by_slot, range(1, len(rows) + 1), found["logits"], found["hidden"])
+        return [output for _, output in sorted(zip(order, outputs, strict=True), key=lambda pair: pair[0])]
+
+    def _target_outputs(self, feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, tuple[DTypeLike, tuple[int, ...]]]:
+        width = len(self.target.aux_layer_ids) * self.target.hidden_size
+        return {
+            "logits": (np.float32, (len(feeds["logit_rows"]), self.target.vocab_size)),
+            "hidden": (np.float32, (len(feeds["token_ids"]), width)),
+        }
 
     def _draft_feeds(self, rows: Sequence[DraftRows], groups: int, draft_tokens: int) -> dict[str, NDArray[np.generic]]:
         num_rows = max(len(item.next_token_ids) for item in rows)

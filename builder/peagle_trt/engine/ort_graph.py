@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,17 @@ MAX_THREADS_A_CORE = 4
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _FOLDING_LIMIT = "optimization.constant_folding_max_output_size_in_bytes"
 
+CACHE_KINDS = ("key", "value")
+
+STEPS_BEFORE_LOADING = 32
+"""Plain steps after which more of them are expected: loading their graph takes a second, and each then saves 3 ms."""
+
 MAX_BINDINGS = 32
 """Sets of slots whose bindings a graph keeps; making one costs about a microsecond a cache."""
 
 
 class SlotCaches:
-    """Keys and values of every slot and layer, [1, heads, capacity, dim] float32 each, and one scratch slot more.
+    """Keys and values of every layer, [slots, heads, capacity, dim] float32 each, the last slot for scratch.
 
     Memory is touched, and so taken, only where tokens are written.
 
@@ -38,21 +44,65 @@ class SlotCaches:
     """
 
     def __init__(self, *, num_slots: int, num_layers: int, num_heads: int, capacity: int, head_dim: int) -> None:
-        shape = (1, num_heads, capacity, head_dim)
+        self.shape = (num_heads, capacity, head_dim)
         self.scratch_slot = num_slots
         self.num_layers = num_layers
-        self.arrays = {
-            (kind, layer, slot): np.zeros(shape, np.float32)
-            for kind in ("key", "value")
+        self._arrays = {
+            (kind, layer): np.zeros((num_slots + 1, *self.shape), np.float32)
+            for kind in CACHE_KINDS
             for layer in range(num_layers)
-            for slot in range(num_slots + 1)
         }
+
+    def of_slots(self, kind: str, layer: int, first: int, count: int = 1) -> NDArray[np.float32]:
+        """The caches of neighbouring slots, [count, heads, capacity, dim]."""
+        return self._arrays[kind, layer][first : first + count]
 
     def copy_rows(self, source_slot: int, target_slot: int, num_rows: int) -> None:
         """Copy the first positions of a slot over those of another."""
-        for (kind, layer, slot), source in self.arrays.items():
-            if slot == source_slot:
-                self.arrays[kind, layer, target_slot][:, :, :num_rows] = source[:, :, :num_rows]
+        for array in self._arrays.values():
+            array[target_slot, :, :num_rows] = array[source_slot, :, :num_rows]
+
+
+Places = Iterator[tuple[str, NDArray[np.float32]]]
+"""Inputs of a graph and the caches that belong there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedCaches:
+    """The caches of a graph that takes a sequence a group, wherever its slot is.
+
+    Attributes:
+        caches: Of every slot.
+        num_groups: Sequences a pass takes; groups past the last one work on the scratch slot.
+    """
+
+    caches: SlotCaches
+    num_groups: int
+
+    def places(self, slots: Sequence[int]) -> Places:
+        """Inputs and caches of a pass over these slots."""
+        scratch = [self.caches.scratch_slot] * (self.num_groups - len(slots))
+        for layer in range(self.caches.num_layers):
+            for group, slot in enumerate((*slots, *scratch)):
+                for kind in CACHE_KINDS:
+                    yield f"{kind}.{layer}.{group}", self.caches.of_slots(kind, layer, slot)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbouringCaches:
+    """The caches of a graph that takes slots as they lie.
+
+    Attributes:
+        caches: Of every slot.
+    """
+
+    caches: SlotCaches
+
+    def places(self, slots: Sequence[int]) -> Places:
+        """Inputs and caches of a pass over these slots, which count up."""
+        for layer in range(self.caches.num_layers):
+            for kind in CACHE_KINDS:
+                yield f"{kind}.{layer}", self.caches.of_slots(kind, layer, slots[0], len(slots))
 
 
 class CachedGraph:
@@ -60,8 +110,7 @@ class CachedGraph:
 
     Args:
         path: The ONNX file.
-        caches: Caches it appends to.
-        num_groups: Sequences a pass takes.
+        caches: Caches it appends to, as it takes them.
         num_threads: Threads; None takes every core this process may use.
         max_folded_bytes: Largest constant that ONNX Runtime may compute when it loads the graph; None sets no limit.
 
@@ -73,16 +122,14 @@ class CachedGraph:
     def __init__(
         self,
         path: Path,
-        caches: SlotCaches,
+        caches: GroupedCaches | NeighbouringCaches,
         *,
-        num_groups: int,
         num_threads: int | None,
         max_folded_bytes: int | None = None,
     ) -> None:
         self._session = load_session(path, num_threads, max_folded_bytes=max_folded_bytes)
-        self._num_groups = num_groups
         self._caches = caches
-        _require_caches(path, self._session, caches, num_groups)
+        _require_caches(path, self._session, caches)
         self._bindings: OrderedDict[tuple[int, ...], Any] = OrderedDict()
         self._outputs: dict[str, NDArray[np.generic]] = {}
 
@@ -98,13 +145,12 @@ class CachedGraph:
         Args:
             feeds: Inputs except the caches; C-contiguous.
             outputs: Type and shape of every wanted output.
-            slots: Slot of each group; groups past the end of it work on the scratch slot.
+            slots: Slots of the sequences, in the order of the feeds.
 
         Returns:
             The outputs, in buffers that the next run overwrites.
         """
-        padding = self._num_groups - len(slots)
-        binding = self._binding((*slots, *(self._caches.scratch_slot for _ in range(padding))))
+        binding = self._binding(tuple(slots))
         for name, array in feeds.items():
             binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         found = {}
@@ -132,18 +178,17 @@ class CachedGraph:
 
     def _bind(self, slots: tuple[int, ...]) -> Any:
         binding = self._session.io_binding()
-        for layer in range(self._caches.num_layers):
-            for group, slot in enumerate(slots):
-                for kind in ("key", "value"):
-                    array = self._caches.arrays[kind, layer, slot]
-                    place = ("cpu", 0, array.dtype, array.shape, array.ctypes.data)
-                    binding.bind_input(f"{kind}.{layer}.{group}", *place)
-                    binding.bind_output(f"{kind}.{layer}.{group}.out", *place)
+        for name, array in self._caches.places(slots):
+            place = ("cpu", 0, array.dtype, array.shape, array.ctypes.data)
+            binding.bind_input(name, *place)
+            binding.bind_output(f"{name}.out", *place)
         return binding
 
 
 class GraphFamily:
-    """The graphs of one model, one for each number of groups, over the same caches; each loaded at its first use.
+    """The graphs of one model over the same caches, one for each number of groups, each loaded at its first use.
+
+    A *step graph* beside them serves neighbouring slots of one row each faster.
 
     Args:
         build_path: Folder of the build.
@@ -161,8 +206,12 @@ class GraphFamily:
         config: TargetConfig | DrafterConfig,
         num_threads: int | None,
     ) -> None:
-        prefix = f"{model}.b"
-        roles = {role: path for role, path in manifest.graphs.items() if role.startswith(prefix)}
+        prefix, paths = f"{model}.b", manifest.graphs
+        roles = {role: path for role, path in paths.items() if role.startswith(prefix)}
+        self._step_path = build_path / paths[f"{model}.step"] if f"{model}.step" in paths else None
+        self._step_graph: CachedGraph | None = None
+        self._num_steps = 0
+        self._most_verified = manifest.shapes.max_draft_tokens + 1
         self._paths = {int(role.removeprefix(prefix)): build_path / path for role, path in roles.items()}
         self._num_threads = num_threads
         self._max_folded_bytes = folding_limit(manifest)
@@ -190,23 +239,48 @@ class GraphFamily:
             MachineError: ONNX Runtime cannot load it.
         """
         if groups not in self._graphs:
-            self._graphs[groups] = CachedGraph(
-                self._paths[groups],
-                self._caches,
-                num_groups=groups,
-                num_threads=self._num_threads,
-                max_folded_bytes=self._max_folded_bytes,
-            )
+            caches = GroupedCaches(caches=self._caches, num_groups=groups)
+            self._graphs[groups] = self._load(self._paths[groups], caches)
         return self._graphs[groups]
 
+    def step_graph(self, slots: Sequence[int], row_counts: Sequence[int]) -> CachedGraph | None:
+        """The step graph, for a pass that it serves once there were enough of them in a row; prompts do not count.
+
+        Args:
+            slots: Slots of the pass.
+            row_counts: Rows of each.
+
+        Returns:
+            The graph, or None where there is none, the pass is not for it, or it would not pay yet.
+
+        Raises:
+            MachineError: ONNX Runtime cannot load it.
+        """
+        if self._step_path is None:
+            return None
+        if max(row_counts) > 1:
+            if any(1 < count <= self._most_verified for count in row_counts):
+                self._num_steps = 0
+            return None
+        if len(slots) == 1 or max(slots) - min(slots) >= len(slots):
+            return None
+        self._num_steps += 1
+        if self._step_graph is None and self._num_steps > STEPS_BEFORE_LOADING:
+            self._step_graph = self._load(self._step_path, NeighbouringCaches(caches=self._caches))
+        return self._step_graph
+
     def preload(self) -> None:
-        """Load every graph."""
+        """Load every graph but the step graph."""
         for groups in self._paths:
             self.graph(groups)
 
     def close(self) -> None:
         """Free every graph."""
         self._graphs.clear()
+        self._step_graph, self._num_steps = None, 0
+
+    def _load(self, path: Path, caches: GroupedCaches | NeighbouringCaches) -> CachedGraph:
+        return CachedGraph(path, caches, num_threads=self._num_threads, max_folded_bytes=self._max_folded_bytes)
 
 
 def usable_threads(requested: int | None) -> int:
@@ -245,18 +319,15 @@ def folding_limit(manifest: EngineManifest) -> int | None:
     return manifest.shapes.cache_capacity * (widest_head // 2) * 4
 
 
-def _require_caches(path: Path, session: Any, caches: SlotCaches, num_groups: int) -> None:
+def _require_caches(path: Path, session: Any, caches: GroupedCaches | NeighbouringCaches) -> None:
     """Refuse a graph that does not take these caches: binding would fail in the middle of a request."""
-    found = {item.name: tuple(item.shape) for item in session.get_inputs()}
-    shape = next(iter(caches.arrays.values())).shape
-    for layer in range(caches.num_layers):
-        for group in range(num_groups):
-            for name in (f"key.{layer}.{group}", f"value.{layer}.{group}"):
-                if found.get(name) != shape:
-                    raise UsageError(
-                        f"`{path}` takes `{name}` as {found.get(name)}, expected {shape}",
-                        hint="the file is not the one that was built; build again with --force",
-                    )
+    found = {item.name: tuple(item.shape[1:]) for item in session.get_inputs()}
+    for name, _ in caches.places([0]):
+        if found.get(name) != caches.caches.shape:
+            raise UsageError(
+                f"`{path}` takes `{name}` as {found.get(name)}, expected {caches.caches.shape}, slots apart",
+                hint="the file is not the one that was built; build again with --force",
+            )
 
 
 def load_session(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from peagle_trt.errors import CheckpointError
-from peagle_trt.graph.builder import MICROSOFT, GraphBuilder
+from peagle_trt.graph.builder import MICROSOFT, Dims, GraphBuilder
 from peagle_trt.graph.rope import rotary_tables
 from peagle_trt.spec import DrafterConfig, RopeConfig, TargetConfig
 
@@ -111,15 +111,10 @@ class GroupedAttention:
         Returns:
             [T, Hq * D].
         """
-        heads = self._heads
-        if heads.norm_epsilon is None:
-            parts, widths = [packed_T], [sum(heads.widths)]
-        else:
-            parts, widths = self._normed_parts(layer, packed_T), heads.widths
+        parts, widths = _kernel_inputs(self._builder, self._heads, layer, packed_T)
         split = [self._by_group(part, width) for part, width in zip(parts, widths, strict=True)]
-        extra = {} if window == 0 else {"local_window_size": window}
         outputs = [
-            self._attend(layer, group, [part[group] for part in split], sinks, extra)
+            self._attend(layer, group, [part[group] for part in split], sinks, window)
             for group in range(self._num_groups)
         ]
         return self._joined(outputs, packed_T)
@@ -143,33 +138,24 @@ class GroupedAttention:
         rows = builder.op("Squeeze", builder.op("Concat", *outputs, axis=1), zero)
         return builder.op("Slice", rows, zero, builder.op("Shape", packed_T, end=1), zero)
 
-    def _attend(self, layer: int, group: int, parts: list[str], sinks: str, extra: dict[str, int]) -> str:
+    def _attend(self, layer: int, group: int, parts: list[str], sinks: str, window: int) -> str:
         builder, heads = self._builder, self._heads
         dims = [1, heads.num_key_value, self._capacity, heads.dim]
         key, value = (builder.input(f"{kind}.{layer}.{group}", "FLOAT", dims) for kind in ("key", "value"))
         if self._is_row_invariant:
             parts = [self._with_a_row_more(part) for part in parts]
-        query, new_key, new_value = parts if len(parts) == 3 else (parts[0], "", "")
-        output = f"attention.{layer}.{group}"
-        names = [output, f"{key}.out", f"{value}.out"]
-        inputs = [query, new_key, new_value, key, value]
-        builder.ops(
-            "GroupQueryAttention",
-            *inputs,
-            self._last_keys[group],
-            self._totals[group],
-            self._cos,
-            self._sin,
-            *(("", "", sinks) if sinks else ()),
-            outputs=names,
-            domain=MICROSOFT,
-            num_heads=heads.num_query,
-            kv_num_heads=heads.num_key_value,
-            do_rotary=1,
-            **extra,
+        output = _kernel(
+            builder,
+            heads,
+            parts,
+            [key, value],
+            [self._last_keys[group], self._totals[group], self._cos, self._sin],
+            sinks=sinks,
+            window=window,
+            output=f"attention.{layer}.{group}",
         )
-        for name in names[1:]:
-            builder.output(name, "FLOAT", dims)
+        for cache in (key, value):
+            builder.output(f"{cache}.out", "FLOAT", dims)
         return self._without_the_last_row(output) if self._is_row_invariant else output
 
     def _with_a_row_more(self, rows: str) -> str:
@@ -187,16 +173,101 @@ class GroupedAttention:
         first, last, axis = (builder.constant(np.array([value], np.int64)) for value in (0, -1, 1))
         return builder.op("Slice", rows, first, last, axis)
 
-    def _normed_parts(self, layer: int, packed_T: str) -> list[str]:
-        """Queries, keys and values apart, queries and keys normalised per head before rotation."""
-        builder, heads = self._builder, self._heads
-        sizes = builder.constant(np.array(heads.widths, np.int64))
-        parts = builder.ops("Split", packed_T, sizes, outputs=3, axis=-1)
-        counts = (heads.num_query, heads.num_key_value)
-        for index, (count, name) in enumerate(zip(counts, ("q_norm", "k_norm"), strict=True)):
-            by_head = builder.op("Reshape", parts[index], builder.constant(np.array([0, count, heads.dim], np.int64)))
-            normed = builder.op(
-                "RMSNormalization", by_head, builder.weight(f"layers.{layer}.{name}"), epsilon=heads.norm_epsilon
-            )
-            parts[index] = builder.op("Reshape", normed, builder.constant(np.array([0, -1], np.int64)))
-        return parts
+
+class StepAttention:
+    """Emits attention over B sequences of one row each, whose caches lie one after the other; B is free.
+
+    Args:
+        builder: Graph under construction.
+        heads: Heads of every layer.
+        rope: Rotary embedding of every layer.
+        cache_capacity: C.
+    """
+
+    def __init__(self, builder: GraphBuilder, heads: HeadShape, rope: RopeConfig, *, cache_capacity: int) -> None:
+        self._builder = builder
+        self._heads = heads
+        self._dims: Dims = ["B", heads.num_key_value, cache_capacity, heads.dim]
+        tables = rotary_tables(builder, rope, heads.dim, cache_capacity)
+        totals = builder.input("key_lengths", "INT32", ["B"])
+        last_keys = builder.op("Sub", totals, builder.constant(np.array([1], np.int32)))
+        self._places = [last_keys, builder.op("ReduceMax", totals, keepdims=0), *tables]
+
+    def emit(self, layer: int, packed_T: str, *, window: int = 0, sinks: str = "") -> str:
+        """One layer's attention; as `GroupedAttention.emit`, with T = B."""
+        builder = self._builder
+        parts, _ = _kernel_inputs(builder, self._heads, layer, packed_T)
+        axis = builder.constant(np.array([1], np.int64))
+        rows = [builder.op("Unsqueeze", part, axis) for part in parts]
+        caches = [builder.input(f"{kind}.{layer}", "FLOAT", self._dims) for kind in ("key", "value")]
+        output = _kernel(
+            builder,
+            self._heads,
+            rows,
+            caches,
+            self._places,
+            sinks=sinks,
+            window=window,
+            output=f"attention.{layer}",
+        )
+        for cache in caches:
+            builder.output(f"{cache}.out", "FLOAT", self._dims)
+        return builder.op("Squeeze", output, axis)
+
+
+Attention = GroupedAttention | StepAttention
+"""What a layer of a graph over flat rows attends with."""
+
+
+def _kernel(
+    builder: GraphBuilder,
+    heads: HeadShape,
+    rows: list[str],
+    caches: list[str],
+    places: list[str],
+    *,
+    sinks: str,
+    window: int,
+    output: str,
+) -> str:
+    """GroupQueryAttention that appends to `caches` and writes them to `NAME.out`.
+
+    Args:
+        builder: Graph under construction.
+        heads: Heads.
+        rows: Packed, [B, n, (Hq + 2 Hkv) D], or queries, keys and values apart.
+        caches: Keys and values, [B, Hkv, C, D].
+        places: Last key of every sequence, [B]; the longest sequence's keys; cosines and sines.
+        sinks: As in `GroupedAttention.emit`.
+        window: Likewise.
+        output: Name of the output, [B, n, Hq * D].
+    """
+    query, new_key, new_value = rows if len(rows) == 3 else (rows[0], "", "")
+    builder.ops(
+        "GroupQueryAttention",
+        *(query, new_key, new_value, *caches, *places),
+        *(("", "", sinks) if sinks else ()),
+        outputs=[output, *(f"{cache}.out" for cache in caches)],
+        domain=MICROSOFT,
+        num_heads=heads.num_query,
+        kv_num_heads=heads.num_key_value,
+        do_rotary=1,
+        **({"local_window_size": window} if window else {}),
+    )
+    return output
+
+
+def _kernel_inputs(builder: GraphBuilder, heads: HeadShape, layer: int, packed_T: str) -> tuple[list[str], list[int]]:
+    """What the kernel reads and how wide it is: the packed projections, or three parts where two have norms."""
+    if heads.norm_epsilon is None:
+        return [packed_T], [sum(heads.widths)]
+    sizes = builder.constant(np.array(heads.widths, np.int64))
+    parts = builder.ops("Split", packed_T, sizes, outputs=3, axis=-1)
+    counts = (heads.num_query, heads.num_key_value)
+    for index, (count, name) in enumerate(zip(counts, ("q_norm", "k_norm"), strict=True)):
+        by_head = builder.op("Reshape", parts[index], builder.constant(np.array([0, count, heads.dim], np.int64)))
+        normed = builder.op(
+            "RMSNormalization", by_head, builder.weight(f"layers.{layer}.{name}"), epsilon=heads.norm_epsilon
+        )
+        parts[index] = builder.op("Reshape", normed, builder.constant(np.array([0, -1], np.int64)))
+    return parts, heads.widths

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from peagle_trt.graph.drafter import drafter_graph
 from peagle_trt.graph.sequential_drafter import sequential_drafter_graph
-from peagle_trt.graph.target import target_graph
+from peagle_trt.graph.target import has_step_graph, step_graph, target_graph
 from peagle_trt.spec import BuildSpec, DrafterConfig, GraphShapes, TargetConfig, TensorSpec
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
 
@@ -38,7 +38,7 @@ def build_graphs(
     stored_drafter: Mapping[str, TensorSpec],
     engine_path: Path,
 ) -> tuple[GraphShapes, dict[str, str]]:
-    """Write `target.b{G}.onnx` and `drafter.b{G}.onnx` beside the weights they point at.
+    """Write `target.b{G}.onnx`, `drafter.b{G}.onnx` and `target.step.onnx` beside the weights they point at.
 
     Args:
         spec: The build.
@@ -58,6 +58,9 @@ def build_graphs(
     for groups in target_buckets(spec.max_batch_size):
         model = target_graph(target, stored_target, num_groups=groups, cache_capacity=capacity)
         graphs[f"target.b{groups}"] = _write(model, engine_path / f"target.b{groups}.onnx")
+    if spec.max_batch_size > 1 and has_step_graph(stored_target):
+        model = step_graph(target, stored_target, cache_capacity=capacity)
+        graphs["target.step"] = _write(model, engine_path / "target.step.onnx")
     for groups in drafter_buckets(spec.max_batch_size):
         write_drafter = drafter_graph if drafter.is_parallel else sequential_drafter_graph
         model = write_drafter(drafter, weights, num_groups=groups, cache_capacity=capacity)
@@ -67,7 +70,7 @@ def build_graphs(
 
 def target_buckets(max_batch_size: int) -> list[int]:
     """Group counts of the target's graphs: every loaded graph holds its own packed copy of the weights, and a group
-    without a sequence costs next to nothing, so there are two at most.
+    without a sequence costs next to nothing, so there are two at most, beside the step graph.
     """
     return sorted({1, max_batch_size})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from peagle_trt.graph.attention import GroupedAttention
+from peagle_trt.graph.attention import Attention
 from peagle_trt.graph.builder import MICROSOFT, GraphBuilder
 from peagle_trt.graph.experts import fused_experts
 from peagle_trt.graph.integers import integer_linear, is_integer
@@ -64,7 +64,7 @@ def packed_heads(builder: GraphBuilder, rows: str, prefix: str) -> str:
 
 def decoder_layer(
     builder: GraphBuilder,
-    attention: GroupedAttention,
+    attention: Attention,
     layer: int,
     attention_input: str,
     residual: str,

@@ -5,10 +5,11 @@ Letters: T rows of all groups, G groups, L rows that need logits, V vocabulary, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from peagle_trt.graph.attention import GroupedAttention, HeadShape
+from peagle_trt.graph.attention import Attention, GroupedAttention, HeadShape, StepAttention
 from peagle_trt.graph.builder import GraphBuilder
 from peagle_trt.graph.layers import add_and_norm, decoder_layer, linear, rms_norm
 from peagle_trt.quant.packing import INTEGER_SCALES
@@ -17,11 +18,14 @@ from peagle_trt.spec import TargetConfig, TensorSpec
 if TYPE_CHECKING:
     import onnx
 
+STEP_GRAPH_WEIGHTS = 1 << 28
+"""Numbers in a target that has a step graph, at most: ONNX Runtime packs them anew, 1 GiB, for every graph it loads."""
+
 
 def target_graph(
     config: TargetConfig, stored: Mapping[str, TensorSpec], *, num_groups: int, cache_capacity: int
 ) -> onnx.ModelProto:
-    """Write the target.
+    """Write the target over groups of rows.
 
     Inputs: `token_ids` [T] int32; `row_counts` [G] int64 (absent for one group), rows of each group, 1 for a group past
     the last sequence, whose row is not in T; `key_lengths` [G] int32, tokens in the cache after this pass;
@@ -35,18 +39,53 @@ def target_graph(
         num_groups: G, sequences a pass takes.
         cache_capacity: C, positions a cache holds.
     """
+
+    def attention(builder: GraphBuilder) -> Attention:
+        return GroupedAttention(
+            builder,
+            target_heads(config),
+            config.rope,
+            num_groups=num_groups,
+            cache_capacity=cache_capacity,
+            # Integers make much of little, and a verify step must see what single steps see.
+            is_row_invariant=any(name.endswith(INTEGER_SCALES) for name in stored),
+        )
+
+    return _graph(config, stored, attention)
+
+
+def step_graph(config: TargetConfig, stored: Mapping[str, TensorSpec], *, cache_capacity: int) -> onnx.ModelProto:
+    """Write the target over one row of each of B neighbouring slots; B is free. Its bits are `target_graph`'s.
+
+    Inputs and outputs are `target_graph`'s with T = B, but for `key_lengths` [B] int32, the absent `row_counts`, and
+    `key.{layer}` and `value.{layer}` [B, Hkv, C, D] float32.
+
+    Args:
+        config: The target.
+        stored: Its weights, of which none are integers; those want a second row in every product.
+        cache_capacity: C, positions a cache holds.
+    """
+
+    def attention(builder: GraphBuilder) -> Attention:
+        return StepAttention(builder, target_heads(config), config.rope, cache_capacity=cache_capacity)
+
+    return _graph(config, stored, attention)
+
+
+def has_step_graph(stored: Mapping[str, TensorSpec]) -> bool:
+    """Whether `step_graph` can be written for these weights and its third packed copy of them is worth its memory."""
+    if any(name.endswith(INTEGER_SCALES) for name in stored):
+        return False
+    return sum(math.prod(spec.shape) for spec in stored.values()) <= STEP_GRAPH_WEIGHTS
+
+
+def _graph(
+    config: TargetConfig, stored: Mapping[str, TensorSpec], make_attention: Callable[[GraphBuilder], Attention]
+) -> onnx.ModelProto:
     builder = GraphBuilder("target", stored)
     token_ids = builder.input("token_ids", "INT32", ["T"])
     logit_rows = builder.input("logit_rows", "INT64", ["L"])
-    attention = GroupedAttention(
-        builder,
-        target_heads(config),
-        config.rope,
-        num_groups=num_groups,
-        cache_capacity=cache_capacity,
-        # Integers make much of little, and a verify step must see what single steps see.
-        is_row_invariant=any(name.endswith(INTEGER_SCALES) for name in stored),
-    )
+    attention = make_attention(builder)
     streams, last, residual = _layers(builder, attention, config, token_ids)
     normed, streams[config.num_layers] = add_and_norm(builder, last, residual, "norm", config.rms_norm_eps)
     # A tied table that is quantized is stored twice: as it is to be looked up in, and as integers to be multiplied.
@@ -70,7 +109,7 @@ def target_heads(config: TargetConfig) -> HeadShape:
 
 
 def _layers(
-    builder: GraphBuilder, attention: GroupedAttention, config: TargetConfig, token_ids: str
+    builder: GraphBuilder, attention: Attention, config: TargetConfig, token_ids: str
 ) -> tuple[dict[int, str], str, str]:
     """The streams entering each layer, by layer; then the last layer's MLP output and stream, still to be added."""
     epsilon = config.rms_norm_eps

@@ -155,7 +155,8 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         tokenizer: The text side.
         graphs: Role to path, relative to the build folder. Roles: `target.b{G}` and `drafter.b{G}`, a graph for each
             number of sequences G that may share a pass; a pass of fewer takes the next larger one; the drafter's graphs
-            are those of its head's kind. With the TensorRT backends: `target` and `drafter`, one graph each.
+            are those of its head's kind. `target.step`, where there is one: single rows of neighbouring slots. With the
+            TensorRT backends: `target` and `drafter`, one graph each.
         files: Every file of the build except the manifest itself.
         sources: Where target and drafter came from, as a person would cite it; files of scales; and experts that stayed
             in the checkpoint's own form.

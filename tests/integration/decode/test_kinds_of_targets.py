@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from peagle_trt.decode.session import LoadedBuild, generate, open_build
+from peagle_trt.engine import ort_graph
+from peagle_trt.engine.onnxruntime import OnnxRuntimeEngine
 from tests.support.checkpoints import save_byte_tokenizer
 from tests.support.models import save_drafter, save_target
 from tests.support.quantized import FORMS, quantize_folder, to_mxfp4
@@ -104,3 +106,18 @@ def test_speculation_changes_no_token(loaded_kind: LoadedBuild) -> None:
     alone = generate(loaded_kind, [replace(request, draft_tokens=0) for request in requests])
     together = generate(loaded_kind, requests)
     assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+
+
+def test_plain_steps_together_change_no_bit(loaded_kind: LoadedBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [
+        replace(loaded_kind.request(text, max_tokens=MAX_TOKENS, request_id=text), draft_tokens=0, num_top_log_probs=2)
+        for text in TEXTS
+    ]
+    expected = [(answer.token_ids, answer.log_probs) for answer in generate(loaded_kind, requests)]
+    monkeypatch.setattr(ort_graph, "STEPS_BEFORE_LOADING", 0)
+    found = [(answer.token_ids, answer.log_probs) for answer in generate(loaded_kind, requests)]
+    assert all(log_probs for _, log_probs in found)
+    assert found == expected
+    engine = loaded_kind.engine
+    assert isinstance(engine, OnnxRuntimeEngine)
+    assert engine._targets._step_graph is not None

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from peagle_trt.graph.attention import GroupedAttention, HeadShape
+from peagle_trt.graph.attention import GroupedAttention, HeadShape, StepAttention
 from peagle_trt.graph.builder import GraphBuilder
 from peagle_trt.spec import RopeConfig
 
@@ -103,3 +103,52 @@ def test_sinks_that_are_left_out_would_show() -> None:
     sinks = rng.standard_normal(HEADS.num_query).astype(np.float32)
     found = Attention(0, has_sinks=True).run(rows, 20, sinks)
     assert np.abs(found - expected_attention(rows, 0, 0, None)).max() > 0.1
+
+
+class Steps:
+    """One layer's attention over three sequences of one row each, their caches one after the other."""
+
+    def __init__(self, window: int, has_sinks: bool) -> None:
+        builder = GraphBuilder("steps", {})
+        rows = builder.input("rows", "FLOAT", ["B", sum(HEADS.widths)])
+        sinks = builder.input("sinks", "FLOAT", [HEADS.num_query]) if has_sinks else ""
+        attention = StepAttention(builder, HEADS, ROPE, cache_capacity=CAPACITY)
+        builder.op("Identity", attention.emit(0, rows, window=window, sinks=sinks), output="mixed")
+        builder.output("mixed", "FLOAT", ["B", HEADS.num_query * HEADS.dim])
+        self.session = onnxruntime.InferenceSession(
+            builder.model().SerializeToString(), providers=["CPUExecutionProvider"]
+        )
+
+    def run(self, rows: np.ndarray, ends: list[int], sinks: np.ndarray | None, caches: list[np.ndarray]) -> np.ndarray:
+        binding = self.session.io_binding()
+        for name, cache in zip(("key", "value"), caches, strict=True):
+            place = ("cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
+            binding.bind_input(f"{name}.0", *place)
+            binding.bind_output(f"{name}.0.out", *place)
+        binding.bind_cpu_input("rows", rows)
+        binding.bind_cpu_input("key_lengths", np.array(ends, np.int32))
+        if sinks is not None:
+            binding.bind_cpu_input("sinks", sinks)
+        binding.bind_output("mixed")
+        self.session.run_with_iobinding(binding)
+        found: np.ndarray = binding.get_outputs()[-1].numpy()
+        return found
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("window", [0, 1, 7, 64])
+def test_steps_together_are_bitwise_steps_alone(window: int, has_sinks: bool) -> None:
+    rng = np.random.default_rng(window)
+    texts = [rng.standard_normal((length, sum(HEADS.widths))).astype(np.float32) for length in (80, 3, 41)]
+    sinks = rng.standard_normal(HEADS.num_query).astype(np.float32) if has_sinks else None
+    expected, caches = [], []
+    for text in texts:
+        alone = Attention(window, has_sinks)
+        alone.run(text[:-1], len(text) - 1, sinks)
+        caches.append([cache.copy() for cache in alone.caches])
+        expected.append(alone.run(text[-1:], len(text), sinks)[0])
+        np.testing.assert_allclose(expected[-1], expected_attention(text, len(text) - 1, window, sinks)[0], atol=1e-5)
+    together = [np.concatenate(kind) for kind in zip(*caches, strict=True)]
+    last_rows = np.stack([text[-1] for text in texts])
+    found = Steps(window, has_sinks).run(last_rows, [len(text) for text in texts], sinks, together)
+    np.testing.assert_array_equal(found, np.stack(expected))
