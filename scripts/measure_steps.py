@@ -38,6 +38,7 @@ def main() -> None:
     parser.add_argument("--turns", type=positive, default=15)
     options = parser.parse_args()
     build = open_build(options.build, num_threads=options.threads)
+    build.engine.preload()
     passes = make_passes(build)
     for run in passes.values():
         run()

@@ -50,6 +50,7 @@ def open_ours(job: dict[str, Any]) -> tuple[str, Generate]:
     from peagle_trt.decode.session import open_build
 
     loaded = open_build(Path(job["target"]), num_threads=job["threads"])
+    loaded.engine.preload(plain_steps=job["method"] == "plain")
     draft_tokens = 0 if job["method"] == "plain" else job["draft_tokens"]
 
     def generate(prompts: Prompts) -> list[list[int]]:

@@ -160,8 +160,8 @@ class BatchedEngine:
         # A cache with sinks begins a row later; where there are none, one row more does no harm.
         self._runner.copy_rows(source_slot, target_slot, num_rows + 1)
 
-    def preload(self) -> None:
-        """Load both engines now, so that no request waits for one."""
+    def preload(self, *, plain_steps: bool = True) -> None:
+        """Load both engines now, so that no request waits for one; they serve all steps."""
         self._runner.preload()
 
     def close(self) -> None:

@@ -134,10 +134,10 @@ class OnnxRuntimeEngine:
         for family in (self._targets, self._drafters):
             family.copy_rows(source_slot, target_slot, num_rows)
 
-    def preload(self) -> None:
-        """Load every graph now, so that no request waits for one."""
+    def preload(self, *, plain_steps: bool = True) -> None:
+        """Load every graph now, so that no request waits for one; the step graph only with `plain_steps`."""
         for family in (self._targets, self._drafters):
-            family.preload()
+            family.preload(steps=plain_steps)
 
     def close(self) -> None:
         """Free every graph; safe to call twice, and a later pass loads again what it needs."""

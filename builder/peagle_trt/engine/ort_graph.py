@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from numpy.typing import DTypeLike, NDArray
 from peagle_trt.errors import MachineError, UsageError
 from peagle_trt.quant import find_recipe
 from peagle_trt.spec import DrafterConfig, EngineManifest, TargetConfig
+
+logger = logging.getLogger(__name__)
 
 MAX_THREADS_A_CORE = 4
 
@@ -251,10 +254,8 @@ class GraphFamily:
             row_counts: Rows of each.
 
         Returns:
-            The graph, or None where there is none, the pass is not for it, or it would not pay yet.
-
-        Raises:
-            MachineError: ONNX Runtime cannot load it.
+            The graph, or None where there is none, the pass is not for it, it would not pay yet, or it cannot be
+            loaded, which is logged once: requests are in flight, and the other graphs serve them as well.
         """
         if self._step_path is None:
             return None
@@ -265,19 +266,29 @@ class GraphFamily:
         if len(slots) == 1 or max(slots) - min(slots) >= len(slots):
             return None
         self._num_steps += 1
-        if self._step_graph is None and self._num_steps > STEPS_BEFORE_LOADING:
-            self._step_graph = self._load(self._step_path, NeighbouringCaches(caches=self._caches))
+        if self._num_steps > STEPS_BEFORE_LOADING:
+            try:
+                self._load_step_graph()
+            except (MachineError, UsageError) as error:
+                logger.warning("plain steps stay slower: %s", error)
+                self._step_path = None
         return self._step_graph
 
-    def preload(self) -> None:
-        """Load every graph but the step graph."""
+    def preload(self, *, steps: bool) -> None:
+        """Load every graph, the step graph only with `steps`."""
         for groups in self._paths:
             self.graph(groups)
+        if steps:
+            self._load_step_graph()
 
     def close(self) -> None:
         """Free every graph."""
         self._graphs.clear()
         self._step_graph, self._num_steps = None, 0
+
+    def _load_step_graph(self) -> None:
+        if self._step_graph is None and self._step_path is not None:
+            self._step_graph = self._load(self._step_path, NeighbouringCaches(caches=self._caches))
 
     def _load(self, path: Path, caches: GroupedCaches | NeighbouringCaches) -> CachedGraph:
         return CachedGraph(path, caches, num_threads=self._num_threads, max_folded_bytes=self._max_folded_bytes)

@@ -68,10 +68,10 @@ class PairedEngine:
         for engine in (self._target, self._drafter):
             engine.copy_rows(source_slot, target_slot, num_rows)
 
-    def preload(self) -> None:
+    def preload(self, *, plain_steps: bool = True) -> None:
         """Load both engines."""
-        self._target.preload()
-        self._drafter.preload()
+        self._target.preload(plain_steps=plain_steps)
+        self._drafter.preload(plain_steps=False)
 
     def close(self) -> None:
         """Free both engines."""

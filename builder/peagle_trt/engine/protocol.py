@@ -162,8 +162,13 @@ class Engine(Protocol):
         """
         ...
 
-    def preload(self) -> None:
-        """Load whatever is loaded at first use, so that no request waits for it."""
+    def preload(self, *, plain_steps: bool = True) -> None:
+        """Load whatever is loaded at first use, so that no request waits for it.
+
+        Args:
+            plain_steps: Also what only plain decoding of several sequences at once needs; otherwise that is loaded, if
+                such steps come in numbers, between two of them.
+        """
         ...
 
     def close(self) -> None:

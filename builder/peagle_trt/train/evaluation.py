@@ -94,7 +94,7 @@ class TorchEngine:
         with torch.inference_mode():
             return self._output([self._step(item) for item in rows])
 
-    def preload(self) -> None:
+    def preload(self, *, plain_steps: bool = True) -> None:
         """Nothing waits on disk."""
 
     def close(self) -> None:

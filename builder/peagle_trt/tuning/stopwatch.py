@@ -53,9 +53,9 @@ class TimedEngine:
         finally:
             self.pass_seconds += self._clock() - started
 
-    def preload(self) -> None:
+    def preload(self, *, plain_steps: bool = True) -> None:
         """See `Engine`."""
-        self._engine.preload()
+        self._engine.preload(plain_steps=plain_steps)
 
     def close(self) -> None:
         """See `Engine`."""

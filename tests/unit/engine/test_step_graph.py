@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from peagle_trt.cli.main import run
 from peagle_trt.engine import ort_graph
 from peagle_trt.engine.onnxruntime import OnnxRuntimeEngine
 from peagle_trt.engine.protocol import TargetRows
+from peagle_trt.errors import MachineError
 from peagle_trt.graph import target as target_module
 from peagle_trt.graph.target import has_step_graph
 from peagle_trt.spec import TensorSpec
@@ -74,9 +76,9 @@ def test_both_ways_give_the_same_bits(
         assert engine.run_target([after])[0].logits.tobytes() == found
 
 
-def test_it_is_loaded_once_it_pays(engine: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_loaded_beforehand_or_once_it_pays(engine: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     read_prompts(engine)
-    engine.preload()
+    engine.preload(plain_steps=False)
     monkeypatch.setattr(ort_graph, "STEPS_BEFORE_LOADING", 3)
     found = []
     for _ in range(5):
@@ -85,6 +87,8 @@ def test_it_is_loaded_once_it_pays(engine: OnnxRuntimeEngine, monkeypatch: pytes
     assert found == [False, False, False, True, True]
     engine.close()
     assert engine._targets._step_graph is None
+    engine.preload()
+    assert engine._targets._step_graph is not None
 
 
 def test_verify_steps_between_them_put_it_off(engine: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,6 +138,64 @@ def test_a_build_without_the_graph_decodes(tiny_build: Path, monkeypatch: pytest
     read_prompts(engine)
     assert len(step(engine, (0, 1))) == 2
     engine.close()
+
+
+def test_a_damaged_graph_costs_speed_and_no_request(
+    tiny_build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(tiny_build, tmp_path / "build")
+    path = tmp_path / "build" / "engine" / "target.step.onnx"
+    path.write_bytes(bytes(path.stat().st_size))
+    engine = OnnxRuntimeEngine(tmp_path / "build", read_manifest(tiny_build), num_threads=1)
+    monkeypatch.setattr(ort_graph, "STEPS_BEFORE_LOADING", 1)
+    read_prompts(engine)
+    with caplog.at_level("WARNING"):
+        assert len({tuple(step(engine, (0, 1))) for _ in range(4)}) == 1
+    assert [record.message.split(":")[0] for record in caplog.records] == ["plain steps stay slower"]
+    engine.close()
+    with pytest.raises(MachineError, match=r"target\.step\.onnx"):
+        OnnxRuntimeEngine(tmp_path / "build", read_manifest(tiny_build), num_threads=1).preload()
+
+
+def test_any_order_of_passes_gives_the_same_bits(tiny_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_graph, "STEPS_BEFORE_LOADING", 0)
+    manifest = read_manifest(tiny_build)
+    graphs = {role: path for role, path in manifest.graphs.items() if role != "target.step"}
+    with_steps, without = (
+        OnnxRuntimeEngine(tiny_build, each, num_threads=1)
+        for each in (manifest, msgspec.structs.replace(manifest, graphs=graphs))
+    )
+    rng = np.random.default_rng(11)
+    ends = [0] * manifest.shapes.max_batch_size
+    num_steps = 0
+    for _ in range(150):
+        slots = rng.permutation(len(ends))[: rng.integers(1, len(ends) + 1)].tolist()
+        if rng.random() < 0.6:
+            first = int(rng.integers(0, len(ends) - 1))
+            slots = rng.permutation(range(first, len(ends)))[: len(ends) - first].tolist()
+        is_step = rng.random() < 0.7
+        rows = []
+        for slot in slots:
+            # Back to an earlier place now and then, as after refused drafts or with a new prompt.
+            ends[slot] = int(rng.integers(0, ends[slot] + 1)) if rng.random() < 0.2 else ends[slot]
+            count = 1 if is_step else int(rng.integers(1, 9))
+            ids = rng.integers(3, manifest.target.vocab_size, count).astype(np.int32)
+            wanted = int(rng.integers(0, count + 1))
+            rows.append(TargetRows(slot=slot, token_ids=ids, start_position=ends[slot], num_logit_rows=wanted))
+            ends[slot] += count
+        found, expected = (
+            [(output.logits.tobytes(), np.asarray(output.hidden).tobytes()) for output in engine.run_target(rows)]
+            for engine in (with_steps, without)
+        )
+        assert found == expected
+        num_steps += is_step and len(slots) > 1 and max(slots) - min(slots) < len(slots)
+        if rng.random() < 0.1 and len(slots) > 1:
+            for engine in (with_steps, without):
+                engine.copy_rows(slots[0], slots[1], min(ends[slots[0]], 5))
+            ends[slots[1]] = min(ends[slots[0]], 5)
+    assert num_steps > 30
+    for engine in (with_steps, without):
+        engine.close()
 
 
 @pytest.mark.parametrize("options", [["--precision", "int8"], ["--max-batch-size", "1"]])

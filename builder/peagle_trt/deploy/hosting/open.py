@@ -26,7 +26,8 @@ def open_engine_host(args: Mapping[str, str]) -> EngineHost:
     settings = read_settings(args)
     write_log(logs_requests=settings.log_requests)
     loaded = open_build(engine_build_path(args), num_threads=settings.num_threads or None)
-    loaded.engine.preload()
+    # Where the build's K is the default, plain steps are the exception, and not worth another copy of the weights.
+    loaded.engine.preload(plain_steps=settings.default_draft_tokens == "auto")
     loop = DecodeLoop(loaded.engine, loaded.tokenizer, reuses_prefixes=settings.reuse_prefixes)
     driver = EngineThread(loop)
     registered = RegisteredFamilies(args["model_name"], args["model_version"])
