@@ -61,19 +61,32 @@ class Attention:
         self.caches = [np.zeros((1, HEADS.num_key_value, CAPACITY, HEADS.dim), np.float32) for _ in range(2)]
 
     def run(self, rows: np.ndarray, end: int, sinks: np.ndarray | None) -> np.ndarray:
-        binding = self.session.io_binding()
-        for name, cache in zip(("key", "value"), self.caches, strict=True):
-            place = ("cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
-            binding.bind_input(f"{name}.0.0", *place)
-            binding.bind_output(f"{name}.0.0.out", *place)
-        binding.bind_cpu_input("rows", rows)
-        binding.bind_cpu_input("key_lengths", np.array([end], np.int32))
-        if sinks is not None:
-            binding.bind_cpu_input("sinks", sinks)
-        binding.bind_output("mixed")
-        self.session.run_with_iobinding(binding)
-        found: np.ndarray = binding.get_outputs()[-1].numpy()
-        return found
+        return run_in_place(
+            self.session, dict(zip(("key.0.0", "value.0.0"), self.caches, strict=True)), rows, [end], sinks
+        )
+
+
+def run_in_place(
+    session: onnxruntime.InferenceSession,
+    caches: dict[str, np.ndarray],
+    rows: np.ndarray,
+    ends: list[int],
+    sinks: np.ndarray | None,
+) -> np.ndarray:
+    """What an attention gives, whose caches are by the names of their inputs."""
+    binding = session.io_binding()
+    for name, cache in caches.items():
+        place = ("cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
+        binding.bind_input(name, *place)
+        binding.bind_output(f"{name}.out", *place)
+    binding.bind_cpu_input("rows", rows)
+    binding.bind_cpu_input("key_lengths", np.array(ends, np.int32))
+    if sinks is not None:
+        binding.bind_cpu_input("sinks", sinks)
+    binding.bind_output("mixed")
+    session.run_with_iobinding(binding)
+    found: np.ndarray = binding.get_outputs()[-1].numpy()
+    return found
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
@@ -105,34 +118,15 @@ def test_sinks_that_are_left_out_would_show() -> None:
     assert np.abs(found - expected_attention(rows, 0, 0, None)).max() > 0.1
 
 
-class Steps:
-    """One layer's attention over three sequences of one row each, their caches one after the other."""
-
-    def __init__(self, window: int, has_sinks: bool) -> None:
-        builder = GraphBuilder("steps", {})
-        rows = builder.input("rows", "FLOAT", ["B", sum(HEADS.widths)])
-        sinks = builder.input("sinks", "FLOAT", [HEADS.num_query]) if has_sinks else ""
-        attention = StepAttention(builder, HEADS, ROPE, cache_capacity=CAPACITY)
-        builder.op("Identity", attention.emit(0, rows, window=window, sinks=sinks), output="mixed")
-        builder.output("mixed", "FLOAT", ["B", HEADS.num_query * HEADS.dim])
-        self.session = onnxruntime.InferenceSession(
-            builder.model().SerializeToString(), providers=["CPUExecutionProvider"]
-        )
-
-    def run(self, rows: np.ndarray, ends: list[int], sinks: np.ndarray | None, caches: list[np.ndarray]) -> np.ndarray:
-        binding = self.session.io_binding()
-        for name, cache in zip(("key", "value"), caches, strict=True):
-            place = ("cpu", 0, cache.dtype, cache.shape, cache.ctypes.data)
-            binding.bind_input(f"{name}.0", *place)
-            binding.bind_output(f"{name}.0.out", *place)
-        binding.bind_cpu_input("rows", rows)
-        binding.bind_cpu_input("key_lengths", np.array(ends, np.int32))
-        if sinks is not None:
-            binding.bind_cpu_input("sinks", sinks)
-        binding.bind_output("mixed")
-        self.session.run_with_iobinding(binding)
-        found: np.ndarray = binding.get_outputs()[-1].numpy()
-        return found
+def step_session(window: int, has_sinks: bool) -> onnxruntime.InferenceSession:
+    """One layer's attention over sequences of one row each, their caches one after the other."""
+    builder = GraphBuilder("steps", {})
+    rows = builder.input("rows", "FLOAT", ["B", sum(HEADS.widths)])
+    sinks = builder.input("sinks", "FLOAT", [HEADS.num_query]) if has_sinks else ""
+    attention = StepAttention(builder, HEADS, ROPE, cache_capacity=CAPACITY)
+    builder.op("Identity", attention.emit(0, rows, window=window, sinks=sinks), output="mixed")
+    builder.output("mixed", "FLOAT", ["B", HEADS.num_query * HEADS.dim])
+    return onnxruntime.InferenceSession(builder.model().SerializeToString(), providers=["CPUExecutionProvider"])
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
@@ -148,7 +142,7 @@ def test_steps_together_are_bitwise_steps_alone(window: int, has_sinks: bool) ->
         caches.append([cache.copy() for cache in alone.caches])
         expected.append(alone.run(text[-1:], len(text), sinks)[0])
         np.testing.assert_allclose(expected[-1], expected_attention(text, len(text) - 1, window, sinks)[0], atol=1e-5)
-    together = [np.concatenate(kind) for kind in zip(*caches, strict=True)]
-    last_rows = np.stack([text[-1] for text in texts])
-    found = Steps(window, has_sinks).run(last_rows, [len(text) for text in texts], sinks, together)
+    keys, values = (np.concatenate(kind) for kind in zip(*caches, strict=True))
+    last_rows, ends = np.stack([text[-1] for text in texts]), [len(text) for text in texts]
+    found = run_in_place(step_session(window, has_sinks), {"key.0": keys, "value.0": values}, last_rows, ends, sinks)
     np.testing.assert_array_equal(found, np.stack(expected))
