@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 
+from peagle_trt.decode.acceptance_rates import AcceptanceRates
 from peagle_trt.decode.drafting import Drafting, Read
 from peagle_trt.decode.load import LoopLoad, look
 from peagle_trt.decode.loop_statistics import LoopStatistics
@@ -231,7 +232,7 @@ class DecodeLoop:
             request,
             taken=taken,
             draft_tokens=draft_tokens,
-            rates=self._controller.new_rates() if request.draft_tokens == "auto" else None,
+            rates=self._new_rates(request),
             lookups=self._controller.lookups,
             is_scheduled=request.draft_tokens is None and bool(self._engine.shapes.draft_schedule),
             max_sequence_length=self._engine.shapes.max_sequence_length,
@@ -240,6 +241,11 @@ class DecodeLoop:
             submitted_at=waiting.submitted_at,
             due_at=waiting.due_at,
         )
+
+    def _new_rates(self, request: GenerationRequest) -> AcceptanceRates | None:
+        if request.draft_tokens != "auto":
+            return None
+        return self._controller.new_rates(prompt_lookup=request.prompt_lookup)
 
     def _draft_tokens(self, request: GenerationRequest) -> int:
         if request.draft_tokens is None:

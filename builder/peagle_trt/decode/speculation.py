@@ -76,7 +76,8 @@ class SpeculationController:
     Attributes:
         num_positions: Largest K.
         costs: What passes cost.
-        rates: Acceptance over all requests.
+        rates: Acceptance over all requests that verify the head's drafts alone.
+        mixed_rates: The same over requests whose drafts may give way to copies, which are accepted more often.
         lookups: What copied drafts were worth, over all requests.
         is_off: Whether the last choice was to draft for nobody.
     """
@@ -84,6 +85,7 @@ class SpeculationController:
     num_positions: int
     costs: StepCosts = field(default_factory=StepCosts)
     rates: AcceptanceRates = field(init=False)
+    mixed_rates: AcceptanceRates = field(init=False)
     lookups: LookupExperience = field(default_factory=LookupExperience)
     is_off: bool = False
     _loads: dict[int, _Load] = field(default_factory=dict)
@@ -92,10 +94,11 @@ class SpeculationController:
 
     def __post_init__(self) -> None:
         self.rates = AcceptanceRates(self.num_positions)
+        self.mixed_rates = AcceptanceRates(self.num_positions)
 
-    def new_rates(self) -> AcceptanceRates:
-        """Rates for a new request."""
-        return AcceptanceRates(self.num_positions, self.rates)
+    def new_rates(self, *, prompt_lookup: bool = False) -> AcceptanceRates:
+        """Rates for a new request, which begin with those of its kind."""
+        return AcceptanceRates(self.num_positions, self.mixed_rates if prompt_lookup else self.rates)
 
     def add_target_pass(self, *, num_sequences: int, num_rows: int, num_drafts: int, seconds: float) -> None:
         """Learn from a target pass.

@@ -116,3 +116,13 @@ def test_a_fixed_k_is_never_cut() -> None:
 def test_the_slots_of_a_sequential_head_are_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SpeculationController, "cut", lambda *_, **__: pytest.fail("cut"))
     drafted(SequentialMarkovEngine(max_sequence_length=400))
+
+
+def test_requests_with_copies_and_without_learn_apart() -> None:
+    found = SpeculationController(4)
+    plain, mixed = found.new_rates(), found.new_rates(prompt_lookup=True)
+    for _ in range(40):
+        plain.add(4, 0)
+        mixed.add(4, 4)
+    assert found.new_rates().survival(4)[0] < 0.2
+    assert found.new_rates(prompt_lookup=True).survival(4)[-1] > 0.7
