@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
-from peagle_trt.bench.clients import GREEDY, ClientAnswer, Sampling
-from peagle_trt.bench.patience import Patience
-from peagle_trt.bench.served import OPENAI_PATH, ServedModel
+from peagle_trt.bench.clients import ClientAnswer
+from peagle_trt.bench.served import OPENAI_PATH, Asking, ServedModel
 from peagle_trt.deploy.client import TimeLimit, json_object
 from peagle_trt.errors import PeagleError, RequestError
 from peagle_trt.spec.build import MAX_DRAFT_TOKENS
@@ -71,12 +70,9 @@ class OpenAiClient:
     Args:
         host: Of the server.
         port: Its port.
-        is_chat: Ask `/v1/chat/completions`; otherwise `/v1/completions`.
-        ends: Stop at the model's end tokens; otherwise `ignore_eos` is sent, which vLLM and our door know.
-        sampling: How tokens are chosen.
-        prompt_lookup: Ask our door for copies from the text in place of drafts.
+        asking: How it is asked: chats at `/v1/chat/completions`, texts at `/v1/completions`. `ignore_eos` for answers
+            that do not end is what vLLM and our door know; of copies only our door is told.
         api_key: Sent as the bearer's token.
-        patience: Longest time for a request, and how many may fail.
 
     Raises:
         PeagleError: No server answers.
@@ -84,23 +80,12 @@ class OpenAiClient:
 
     is_local = False
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        is_chat: bool,
-        ends: bool,
-        patience: Patience,
-        sampling: Sampling = GREEDY,
-        prompt_lookup: bool = False,
-        api_key: str | None = None,
-    ) -> None:
-        self._patience = patience
+    def __init__(self, host: str, port: int, asking: Asking, *, api_key: str | None = None) -> None:
+        self._patience = asking.patience
         self._address = (host, port)
-        self._is_chat = is_chat
-        self._settings: dict[str, object] = {} if ends else {"ignore_eos": True}
-        self._sampling = sampling
+        self._is_chat = asking.is_chat
+        self._settings: dict[str, object] = {} if asking.ends else {"ignore_eos": True}
+        self._sampling = asking.sampling
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
@@ -113,7 +98,7 @@ class OpenAiClient:
             takes_prompt_lookup=is_own,
         )
         # Said either way: the server may have a default of its own.
-        self._settings |= {"prompt_lookup": prompt_lookup} if is_own else {}
+        self._settings |= {"prompt_lookup": asking.prompt_lookup} if is_own else {}
         self.max_adaptive_drafts = MAX_DRAFT_TOKENS
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:

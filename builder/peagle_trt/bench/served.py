@@ -42,6 +42,25 @@ class ServedModel:
     takes_prompt_lookup: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """How a server is asked, whatever it speaks.
+
+    Attributes:
+        is_chat: Let the server apply the chat template.
+        ends: Stop at the model's end tokens.
+        sampling: How tokens are chosen.
+        prompt_lookup: Ask for copies from the text in place of drafts, of a server that knows them.
+        patience: Longest time for a request, and how many may fail.
+    """
+
+    is_chat: bool
+    ends: bool
+    sampling: Sampling
+    prompt_lookup: bool
+    patience: Patience
+
+
 class ServedClient(Protocol):
     """A `Client` of a server; see there for the rest."""
 
@@ -80,39 +99,26 @@ def open_served(
         PeagleError: No server answers there.
     """
     parts, host, port = _parse(url)
-    patience = Patience(timeout_seconds)
+    asking = Asking(
+        is_chat=is_chat,
+        ends=ends,
+        sampling=sampling,
+        prompt_lookup=prompt_lookup,
+        patience=Patience(timeout_seconds),
+    )
     if parts.scheme == "grpc" and parts.path in ("", "/"):
         # Triton's library wants the colons of an address in brackets.
         host = f"[{host}]" if ":" in host else host
-        return TritonGrpcClient(
-            host,
-            port,
-            is_chat=is_chat,
-            ends=ends,
-            sampling=sampling,
-            prompt_lookup=prompt_lookup,
-            patience=patience,
-        )
+        return TritonGrpcClient(host, port, asking)
     if parts.scheme not in ("", "http"):
         raise UsageError(f"`{url}`: expected http:// or grpc://", hint="put TLS in front of neither for a measurement")
     if _is_openai(parts):
         from peagle_trt.bench.openai_client import OpenAiClient
 
-        return OpenAiClient(
-            host,
-            port,
-            is_chat=is_chat,
-            ends=ends,
-            sampling=sampling,
-            prompt_lookup=prompt_lookup,
-            api_key=api_key,
-            patience=patience,
-        )
+        return OpenAiClient(host, port, asking, api_key=api_key)
     if parts.path not in ("", "/"):
         raise UsageError(f"`{url}` has a path", hint=f"`http://HOST:PORT` for Triton, with {OPENAI_PATH} for OpenAI")
-    return TritonClient(
-        host, port, is_chat=is_chat, ends=ends, sampling=sampling, prompt_lookup=prompt_lookup, patience=patience
-    )
+    return TritonClient(host, port, asking)
 
 
 def _parse(url: str) -> tuple[SplitResult, str, int]:
@@ -140,34 +146,20 @@ class TritonClient:
     Args:
         host: Of the server.
         port: Its HTTP port.
-        is_chat: Let the server apply the chat template.
-        ends: Stop at the model's end tokens.
-        sampling: How tokens are chosen.
-        prompt_lookup: Ask for copies from the text in place of drafts.
-        patience: Longest time for a request, and how many may fail.
+        asking: How it is asked.
     """
 
     is_local = False
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        is_chat: bool,
-        ends: bool,
-        sampling: Sampling,
-        prompt_lookup: bool,
-        patience: Patience,
-    ) -> None:
+    def __init__(self, host: str, port: int, asking: Asking) -> None:
         from peagle_trt.deploy.client import HttpClient
 
-        self._client = HttpClient(port, host=host, limit_seconds=patience.timeout_seconds)
-        self._patience = patience
-        self._sampling = sampling
+        self._client = HttpClient(port, host=host, limit_seconds=asking.patience.timeout_seconds)
+        self._patience = asking.patience
+        self._sampling = asking.sampling
         self.served = _served_model(self._client.model_config())
         self.max_adaptive_drafts = self.served.max_draft_tokens
-        self._settings = _settings(self.served, is_chat=is_chat, ends=ends, prompt_lookup=prompt_lookup)
+        self._settings = _settings(self.served, asking)
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`."""
@@ -186,26 +178,16 @@ class TritonGrpcClient:
 
     is_local = False
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        *,
-        is_chat: bool,
-        ends: bool,
-        sampling: Sampling,
-        prompt_lookup: bool,
-        patience: Patience,
-    ) -> None:
+    def __init__(self, host: str, port: int, asking: Asking) -> None:
         from peagle_trt.deploy.client import grpc_model_config
 
-        self._patience = patience
+        self._patience = asking.patience
         self._host = host
         self._port = port
-        self._sampling = sampling
-        self.served = _served_model(grpc_model_config(port, host=host, limit_seconds=patience.timeout_seconds))
+        self._sampling = asking.sampling
+        self.served = _served_model(grpc_model_config(port, host=host, limit_seconds=asking.patience.timeout_seconds))
         self.max_adaptive_drafts = self.served.max_draft_tokens
-        self._settings = _settings(self.served, is_chat=is_chat, ends=ends, prompt_lookup=prompt_lookup)
+        self._settings = _settings(self.served, asking)
 
     def answer(self, prompts: Sequence[str], method: Method, max_tokens: int) -> list[ClientAnswer]:
         """See `Client`."""
@@ -257,10 +239,10 @@ def collect(pieces: Iterable[Mapping[str, Any]], started: float) -> ClientAnswer
     )
 
 
-def _settings(served: ServedModel, *, is_chat: bool, ends: bool, prompt_lookup: bool) -> dict[str, object]:
+def _settings(served: ServedModel, asking: Asking) -> dict[str, object]:
     # Said either way: the server may have a default of its own.
-    lookup = {"prompt_lookup": prompt_lookup} if served.takes_prompt_lookup else {}
-    return {"apply_chat_template": is_chat} | lookup | ({} if ends else {"end_id": NO_END_ID})
+    lookup = {"prompt_lookup": asking.prompt_lookup} if served.takes_prompt_lookup else {}
+    return {"apply_chat_template": asking.is_chat} | lookup | ({} if asking.ends else {"end_id": NO_END_ID})
 
 
 def _payload(index: int, prompt: str, method: Method, max_tokens: int, sampling: Sampling) -> dict[str, object]:
