@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from peagle_trt.errors import UsageError
 from peagle_trt.spec import EngineManifest
 
-STEP_ROLE = "target.step"
+_STEP_ROLE = "target.step"
 _GROUPED_ROLE = re.compile(r"(target|drafter)\.b([1-9][0-9]*)")
 
 
@@ -25,9 +25,9 @@ def check_graphs(manifest: EngineManifest) -> None:
         if grouped:
             model, groups = grouped[1], int(grouped[2])
             most_groups[model] = max(most_groups[model], groups)
-        elif role != STEP_ROLE:
+        elif role != _STEP_ROLE:
             raise contradiction(
-                manifest, f"one of its graphs is `{role}`, expected target.bG, drafter.bG or {STEP_ROLE}"
+                manifest, f"one of its graphs is `{role}`, expected target.bG, drafter.bG or {_STEP_ROLE}"
             )
         if path not in listed:
             raise contradiction(manifest, f"its {role} `{path}` is not in its list of files")

@@ -15,8 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.engine.graph_record import STEP_ROLE
-from peagle_trt.engine.protocol import Engine, TargetRows
+from peagle_trt.engine.protocol import Engine, SteppingEngine, TargetRows
 from peagle_trt.errors import VerificationError
 from peagle_trt.quant.weight_errors import WeightError, worst
 from peagle_trt.spec import EngineManifest
@@ -282,8 +281,8 @@ def _compare_together(
         for slot, (length, output) in enumerate(zip(lengths, outputs, strict=True))
     ]
     drafted = draft(engine, draft_rows, draft_tokens)
-    stepped = _step_together(engine, text, lengths) if STEP_ROLE in manifest.graphs else []
     engine.close()
+    stepped = _step_together(engine, text, lengths)
     for slot, length in enumerate(lengths):
         name = f"batch of two, {length} rows"
         _compare_rows(findings, tolerance, name, outputs[slot], expected, slice(0, length))
@@ -297,9 +296,9 @@ def _compare_together(
 
 
 def _step_together(engine: Engine, text: NDArray[np.int64], lengths: Sequence[int]) -> list[HostOutput]:
-    """The next row of every sequence, through the graph of plain steps."""
-    # Otherwise it would be loaded once there were enough of them.
-    engine.preload()
+    """The next row of every sequence, where the engine has something of its own for that, which is all it loads."""
+    if not isinstance(engine, SteppingEngine) or not engine.preload_steps():
+        return []
     rows = [
         TargetRows(
             slot=slot,
@@ -309,7 +308,9 @@ def _step_together(engine: Engine, text: NDArray[np.int64], lengths: Sequence[in
         )
         for slot, length in enumerate(lengths)
     ]
-    return [copy_output(each) for each in engine.run_target(rows)]
+    outputs = [copy_output(each) for each in engine.run_target(rows)]
+    engine.close()
+    return outputs
 
 
 def _conclude(findings: _Findings, subject: Subject, precision: str, seed: int) -> Outcome:
