@@ -139,6 +139,10 @@ class OnnxRuntimeEngine:
         for family in (self._targets, self._drafters):
             family.preload(steps=plain_steps)
 
+    def preload_steps(self) -> bool:
+        """See `engine.protocol.SteppingEngine`."""
+        return self._targets.load_step_graph()
+
     def close(self) -> None:
         """Free every graph; safe to call twice, and a later pass loads again what it needs."""
         for family in (self._targets, self._drafters):

@@ -268,7 +268,7 @@ class GraphFamily:
         self._num_steps += 1
         if self._num_steps > STEPS_BEFORE_LOADING:
             try:
-                self._load_step_graph()
+                self.load_step_graph()
             except (MachineError, UsageError) as error:
                 logger.warning("plain steps stay slower: %s", error)
                 self._step_path = None
@@ -279,16 +279,26 @@ class GraphFamily:
         for groups in self._paths:
             self.graph(groups)
         if steps:
-            self._load_step_graph()
+            self.load_step_graph()
+
+    def load_step_graph(self) -> bool:
+        """Load the step graph now.
+
+        Returns:
+            Whether there is one.
+
+        Raises:
+            MachineError: ONNX Runtime cannot load it.
+            UsageError: The file holds another graph.
+        """
+        if self._step_graph is None and self._step_path is not None:
+            self._step_graph = self._load(self._step_path, NeighbouringCaches(caches=self._caches))
+        return self._step_graph is not None
 
     def close(self) -> None:
         """Free every graph."""
         self._graphs.clear()
         self._step_graph, self._num_steps = None, 0
-
-    def _load_step_graph(self) -> None:
-        if self._step_graph is None and self._step_path is not None:
-            self._step_graph = self._load(self._step_path, NeighbouringCaches(caches=self._caches))
 
     def _load(self, path: Path, caches: GroupedCaches | NeighbouringCaches) -> CachedGraph:
         return CachedGraph(path, caches, num_threads=self._num_threads, max_folded_bytes=self._max_folded_bytes)

@@ -189,6 +189,19 @@ class CopyingEngine(Engine, Protocol):
 
 
 @runtime_checkable
+class SteppingEngine(Engine, Protocol):
+    """An engine that may hold something of its own for plain steps of several sequences."""
+
+    def preload_steps(self) -> bool:
+        """Load that now, and nothing else.
+
+        Returns:
+            Whether there is such a thing.
+        """
+        ...
+
+
+@runtime_checkable
 class SequentialEngine(Engine, Protocol):
     """An engine that runs plain EAGLE-3 heads, whose every pass after the first continues from its own draft."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle_trt.bundle.registry import BUNDLE_BACKENDS, refuse_to_run, require_parallel
+from peagle_trt.engine.graph_record import check_graphs
 from peagle_trt.engine.protocol import Engine
 from peagle_trt.errors import MachineError, PlanError, UsageError
 from peagle_trt.machine import Machine, probe_machine
@@ -121,6 +122,8 @@ def check_record(manifest: EngineManifest) -> None:
         from peagle_trt.engine.tensorrt import engine
 
         engine.check_record(manifest)
+    else:
+        check_graphs(manifest)
 
 
 def require_runnable(manifest: EngineManifest, machine: Machine | None = None) -> None:

@@ -76,6 +76,11 @@ class GraphShapes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Largest K that a request gets which leaves it open."""
         return max((count for _, count in self.draft_schedule), default=self.draft_tokens)
 
+    @property
+    def least_default_drafts(self) -> int:
+        """Smallest K that a request gets which leaves it open."""
+        return min((count for _, count in self.draft_schedule), default=self.draft_tokens)
+
     def default_drafts(self, num_running: int) -> int:
         """K of requests that leave it open, while so many answers are running."""
         fitting = [count for load, count in self.draft_schedule if load >= num_running]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from peagle_trt.engine.protocol import Engine, TargetRows
+from peagle_trt.engine.protocol import Engine, SteppingEngine, TargetRows
 from peagle_trt.errors import VerificationError
 from peagle_trt.quant.weight_errors import WeightError, worst
 from peagle_trt.spec import EngineManifest
@@ -131,7 +132,7 @@ def compare_engine(engine: Engine, manifest: EngineManifest, source: ReferenceSo
 
 
 def compare_subject(subject: Subject, manifest: EngineManifest, source: ReferenceSource) -> Outcome:
-    """Prompt, draft, verify step with two accepted drafts, draft again, then two sequences at once.
+    """Prompt, draft, verify step with two accepted drafts, draft again, two sequences at once, a plain step of both.
 
     Raises:
         VerificationError: A number is further off than its tolerance, or a draft differs.
@@ -281,12 +282,35 @@ def _compare_together(
     ]
     drafted = draft(engine, draft_rows, draft_tokens)
     engine.close()
+    stepped = _step_together(engine, text, lengths)
     for slot, length in enumerate(lengths):
         name = f"batch of two, {length} rows"
         _compare_rows(findings, tolerance, name, outputs[slot], expected, slice(0, length))
         hidden, next_ids = expected.hidden[:length], text[1 : length + 1]
         logits = run_head(manifest.drafter, source.load_drafter, next_ids, hidden, drafted[slot].token_ids)
         _compare_drafts(findings, tolerance, name, drafted[slot], logits, source.draft_to_target)
+    for slot, output in enumerate(stepped):
+        length = lengths[slot]
+        name = f"plain step of two, after {length} rows"
+        _compare_rows(findings, tolerance, name, output, expected, slice(length, length + 1))
+
+
+def _step_together(engine: Engine, text: NDArray[np.int64], lengths: Sequence[int]) -> list[HostOutput]:
+    """The next row of every sequence, where the engine has something of its own for that, which is all it loads."""
+    if not isinstance(engine, SteppingEngine) or not engine.preload_steps():
+        return []
+    rows = [
+        TargetRows(
+            slot=slot,
+            token_ids=text[length : length + 1].astype(np.int32),
+            start_position=length,
+            num_logit_rows=1,
+        )
+        for slot, length in enumerate(lengths)
+    ]
+    outputs = [copy_output(each) for each in engine.run_target(rows)]
+    engine.close()
+    return outputs
 
 
 def _conclude(findings: _Findings, subject: Subject, precision: str, seed: int) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 from peagle_trt.decode.session import open_build
 from peagle_trt.engine.ort_graph import usable_threads
-from peagle_trt.errors import UsageError
+from peagle_trt.errors import MachineError, UsageError, VerificationError
+from peagle_trt.verify.build import verify_build
 
 
 @pytest.fixture
@@ -34,10 +36,31 @@ def test_a_cut_file_is_named(build: Path) -> None:
 
 def test_a_graph_of_another_model_is_refused_before_the_first_request(build: Path) -> None:
     shutil.copy(build / "engine" / "drafter.b1.onnx", build / "engine" / "target.b1.onnx")
-    _forget_sizes(build)
+    _note_anew(build)
     engine = open_build(build).engine
     with pytest.raises(UsageError, match=r"target\.b1\.onnx` takes"):
         engine.preload()
+
+
+def test_a_step_graph_of_other_numbers_is_found_out(build: Path) -> None:
+    import onnx
+
+    path = build / "engine" / "target.step.onnx"
+    model = onnx.load_model(path, load_external_data=False)
+    for node in model.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            node.attribute.append(onnx.helper.make_attribute("scale", 0.2))
+    path.write_bytes(model.SerializeToString())
+    _note_anew(build)
+    with pytest.raises(VerificationError, match=r"plain step of two, after \d+ rows: target logits are off by"):
+        verify_build(build)
+
+
+def test_a_step_graph_that_cannot_be_loaded_is_found_out(build: Path) -> None:
+    (build / "engine" / "target.step.onnx").write_bytes(b"nothing")
+    _note_anew(build)
+    with pytest.raises(MachineError, match=r"target\.step\.onnx"):
+        verify_build(build)
 
 
 @pytest.mark.parametrize(("key", "value"), [("draft_tokens", 500), ("draft_tokens", 0), ("max_batch_size", 0)])
@@ -56,7 +79,11 @@ def test_a_number_of_threads_without_sense_is_refused(threads: int) -> None:
         usable_threads(threads)
 
 
-def _forget_sizes(build: Path) -> None:
+def _note_anew(build: Path) -> None:
+    """Make the manifest one of the files as they are now."""
     path = build / "manifest.json"
     document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {"files": []}))
+    for file in document["files"]:
+        content = (build / file["path"]).read_bytes()
+        file |= {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    path.write_text(json.dumps(document))

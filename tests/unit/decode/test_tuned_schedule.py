@@ -60,6 +60,12 @@ def test_beyond_the_last_load_its_k_holds() -> None:
     assert tuned().shapes.default_drafts(7) == tuned().shapes.draft_tokens
 
 
+@pytest.mark.parametrize(("schedule", "least"), [((), 4), (((1, 4), (2, 2)), 2), (((1, 4), (2, 0)), 0)])
+def test_the_least_k_is_known_beforehand(schedule: tuple[tuple[int, int], ...], least: int) -> None:
+    shapes = msgspec.structs.replace(tuned().shapes, draft_tokens=4, draft_schedule=schedule)
+    assert shapes.least_default_drafts == least
+
+
 def test_whoever_asks_for_a_k_gets_it() -> None:
     ((_, metrics),) = answer(tuned((4, 1)), 4)
     assert metrics.num_draft_tokens > metrics.num_verify_steps

@@ -80,7 +80,7 @@ def plain_manifest() -> EngineManifest:
             draft_tokens=5, max_draft_tokens=8, max_batch_size=8, max_sequence_length=128, cache_capacity=144
         ),
         tokenizer=TokenizerFiles(tokenizer="tokenizer/tokenizer.json", chat_template="tokenizer/chat_template.jinja"),
-        graphs={f"{role}.b1": f"engine/{role}.b1.onnx" for role in ("target", "drafter")},
+        graphs={f"{role}.b8": f"engine/{role}.b8.onnx" for role in ("target", "drafter")},
         files=(),
         sources={},
     )
@@ -96,7 +96,8 @@ def build_path(tmp_path: Path, manifest: EngineManifest) -> Path:
     contents = {
         "tokenizer/tokenizer.json": byte_tokenizer().to_str().encode(),
         "tokenizer/chat_template.jinja": TEMPLATE.encode(),
-        "engine/target.onnx": b"not a graph",
+        "engine/target.b8.onnx": b"not a graph",
+        "engine/drafter.b8.onnx": b"no graph either",
     }
     path = tmp_path / "a build"
     for name, content in contents.items():

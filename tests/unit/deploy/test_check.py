@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Damage, str, str]] = {
     "another name": (_edit("peagle/config.pbtxt", '"peagle"', '"eagle"'), "peagle", "its folder `peagle`"),
     "no text at all": (_spoil("peagle/config.pbtxt"), "peagle", "cannot be read: 'utf-8' codec"),
     "a spoilt tokenizer": (_spoil("preprocessing/1/build/tokenizer/tokenizer.json"), "preprocessing", "tokenizer"),
-    "half an engine": (_spoil("peagle/1/build/engine/target.onnx"), "peagle", "is missing or not of"),
+    "half an engine": (_spoil("peagle/1/build/engine/target.b8.onnx"), "peagle", "is missing or not of"),
     "no manifest": (_remove("postprocessing/1/build/manifest.json"), "postprocessing", "not a finished build"),
     "no number": (_edit("peagle/config.pbtxt", '"256"', '"NaN"'), "peagle", "`max_pending_requests` is `NaN`"),
     "a placeholder": (_append("peagle/config.pbtxt", "${backend}"), "peagle", "unfilled `${backend}`"),

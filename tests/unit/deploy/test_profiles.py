@@ -51,7 +51,7 @@ def write(path: Path, manifest: EngineManifest) -> None:
 def test_the_second_build_lies_beside_the_first(build_path: Path, cpu_build_path: Path, tmp_path: Path) -> None:
     repository = assemble_repository(build_path, tmp_path / "repo", cpu_build_path=cpu_build_path)
     model = repository.path / "peagle"
-    assert (model / "1/build-cpu/engine/target.onnx").samefile(cpu_build_path / "engine/target.onnx")
+    assert (model / "1/build-cpu/engine/target.b8.onnx").samefile(cpu_build_path / "engine/target.b8.onnx")
     plain, cpu = (model / "config.pbtxt").read_text(), (model / "configs/cpu.pbtxt").read_text()
     assert cpu == cpu_profile(read_manifest(cpu_build_path), HostSettings())
     assert plain != cpu

@@ -18,15 +18,15 @@ def test_a_repository_has_the_four_models_and_passes_its_own_check(build_path: P
 
 def test_the_build_is_linked_and_not_copied(build_path: Path, tmp_path: Path) -> None:
     repository = assemble_repository(build_path, tmp_path / "repo")
-    linked = repository.path / "peagle/1/build/engine/target.onnx"
-    assert linked.samefile(build_path / "engine/target.onnx")
+    linked = repository.path / "peagle/1/build/engine/target.b8.onnx"
+    assert linked.samefile(build_path / "engine/target.b8.onnx")
     assert repository.num_copied_files == 0
 
 
 def test_a_repository_outlives_its_build(build_path: Path, tmp_path: Path) -> None:
     repository = assemble_repository(build_path, tmp_path / "repo")
-    (build_path / "engine/target.onnx").unlink()
-    assert (repository.path / "peagle/1/build/engine/target.onnx").read_bytes() == b"not a graph"
+    (build_path / "engine/target.b8.onnx").unlink()
+    assert (repository.path / "peagle/1/build/engine/target.b8.onnx").read_bytes() == b"not a graph"
 
 
 def test_the_ends_of_the_ensemble_hold_the_text_side_alone(build_path: Path, tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_files_are_copied_where_they_cannot_be_linked(
 
     monkeypatch.setattr(os, "link", refuse)
     repository = assemble_repository(build_path, tmp_path / "repo")
-    assert repository.num_copied_files == 10
+    assert repository.num_copied_files == 11
     assert "files were copied" in caplog.text
 
 
@@ -78,6 +78,6 @@ def test_an_unfinished_build_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_of_the_build_is_named(build_path: Path, tmp_path: Path) -> None:
-    (build_path / "engine/target.onnx").write_bytes(b"short")
-    with pytest.raises(UsageError, match=r"engine/target\.onnx"):
+    (build_path / "engine/target.b8.onnx").write_bytes(b"short")
+    with pytest.raises(UsageError, match=r"engine/target\.b8\.onnx"):
         assemble_repository(build_path, tmp_path / "repo")

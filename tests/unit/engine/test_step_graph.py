@@ -91,6 +91,15 @@ def test_it_is_loaded_beforehand_or_once_it_pays(engine: OnnxRuntimeEngine, monk
     assert engine._targets._step_graph is not None
 
 
+def test_it_is_loaded_alone(engine: OnnxRuntimeEngine) -> None:
+    read_prompts(engine)
+    expected = step(engine, (0, 1))
+    engine.close()
+    assert engine.preload_steps()
+    assert step(engine, (0, 1)) == expected
+    assert not engine._targets._graphs
+
+
 def test_verify_steps_between_them_put_it_off(engine: OnnxRuntimeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     read_prompts(engine)
     monkeypatch.setattr(ort_graph, "STEPS_BEFORE_LOADING", 3)
@@ -137,6 +146,7 @@ def test_a_build_without_the_graph_decodes(tiny_build: Path, monkeypatch: pytest
     monkeypatch.setattr(ort_graph, "STEPS_BEFORE_LOADING", 0)
     read_prompts(engine)
     assert len(step(engine, (0, 1))) == 2
+    assert not engine.preload_steps()
     engine.close()
 
 

@@ -104,6 +104,17 @@ class MixedBatch(FaultyEngine):
         return outputs
 
 
+class MixedSteps(FaultyEngine):
+    def preload(self, *, plain_steps: bool = True) -> None: ...
+
+    def preload_steps(self) -> bool:
+        return True
+
+    def run_target(self, rows: Sequence[TargetRows]) -> list[TargetOutput]:
+        outputs = super().run_target(rows)
+        return outputs[::-1] if all(len(item.token_ids) == 1 for item in rows) else outputs
+
+
 def test_a_sound_engine_passes(pair: BuiltPair, manifest: EngineManifest, source: ReferenceSource) -> None:
     outcome = compare_engine(pair.engine, manifest, source)
     assert outcome.max_logit_error < 1e-4
@@ -226,6 +237,7 @@ FAULTS = {
     ShiftedPositions: "second draft: drafter logits are off",
     WrongDraft: "draft: slot . drafted token",
     MixedBatch: "batch of two, 17 rows: target logits are off",
+    MixedSteps: "plain step of two, after 17 rows: target logits are off",
     WrongArgmax: "prompt: row 0 is followed by token",
     WrongProbabilities: "draft: drafter candidates are off",
     TwiceTheSameCandidate: "draft: drafter candidates are off by inf",

@@ -26,8 +26,9 @@ def open_engine_host(args: Mapping[str, str]) -> EngineHost:
     settings = read_settings(args)
     write_log(logs_requests=settings.log_requests)
     loaded = open_build(engine_build_path(args), num_threads=settings.num_threads or None)
-    # Where the build's K is the default, plain steps are the exception, and not worth another copy of the weights.
-    loaded.engine.preload(plain_steps=settings.default_draft_tokens == "auto")
+    # Where no request gets K = 0 unasked, plain steps are the exception, and not worth another copy of the weights.
+    is_ever_plain = settings.default_draft_tokens == "auto" or loaded.manifest.shapes.least_default_drafts == 0
+    loaded.engine.preload(plain_steps=is_ever_plain)
     loop = DecodeLoop(loaded.engine, loaded.tokenizer, reuses_prefixes=settings.reuse_prefixes)
     driver = EngineThread(loop)
     registered = RegisteredFamilies(args["model_name"], args["model_version"])

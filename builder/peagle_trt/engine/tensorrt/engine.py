@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from peagle_trt.engine.batched_engine import BatchedEngine
+from peagle_trt.engine.graph_record import contradiction
 from peagle_trt.engine.tensorrt.device import open_device
 from peagle_trt.engine.tensorrt.library import Library, load_library
 from peagle_trt.engine.tensorrt.passes import TensorRTPasses
@@ -80,11 +81,11 @@ def check_record(manifest: EngineManifest) -> None:
         file = listed.get(engine.path)
         is_whole = file is not None and (file.is_sampled or file.sha256 == engine.sha256)
         if file is None or not is_whole or file.size_bytes != engine.size_bytes:
-            raise _contradiction(manifest, f"its {role} `{engine.path}` is not the file of that name in its list")
+            raise contradiction(manifest, f"its {role} `{engine.path}` is not the file of that name in its list")
         if Path(engine.path).stem != role:
-            raise _contradiction(manifest, f"`{engine.path}` is not its {role}")
+            raise contradiction(manifest, f"`{engine.path}` is not its {role}")
         if engine.compiler != manifest.backend or not engine.compute_capabilities:
-            raise _contradiction(manifest, f"`{engine.path}` was compiled by {engine.compiler}")
+            raise contradiction(manifest, f"`{engine.path}` was compiled by {engine.compiler}")
         _check_sizes(manifest, role, engine)
 
 
@@ -95,13 +96,9 @@ def _check_sizes(manifest: EngineManifest, role: str, engine: CompiledEngine) ->
     for name, size in wanted.items():
         largest = max((profile.dims[name][2] for profile in engine.profiles if name in profile.dims), default=0)
         if largest != size:
-            raise _contradiction(manifest, f"`{engine.path}` takes {name} up to {largest}, and its limits say {size}")
+            raise contradiction(manifest, f"`{engine.path}` takes {name} up to {largest}, and its limits say {size}")
 
 
 def _require_both(manifest: EngineManifest) -> None:
     if set(manifest.engines) != {"target", "drafter"}:
         raise UsageError(f"the build `{manifest.name}` holds no engines of `{manifest.backend}`", hint="build it again")
-
-
-def _contradiction(manifest: EngineManifest, what: str) -> UsageError:
-    return UsageError(f"the manifest of the build `{manifest.name}` contradicts itself: {what}", hint="build it again")
