@@ -3,7 +3,7 @@
 Each step is a subcommand, so that the long ones can be run apart and again:
     invent --worker 0 --num-workers 2      user turns sampled from the target; --round 2, 3, ... for more of them
     questions                              all question sets, mixed; a later --round draws again and adds what is new
-    features --worker 0 --num-workers 2    the target's answers with hidden states
+    features --worker 0 --num-workers 2    the target's answers with hidden states, of at most --answer-tokens (224)
     lengthen --answer-tokens 512 --output STORE    the answers that their limit cut, up to a later one, in another store
     evaluation                             the target's answers to the benchmarks, in float32
     train --output FOLDER                  the head; exported and evaluated every ten minutes
@@ -70,6 +70,7 @@ logger = logging.getLogger("make_smollm2_drafter")
 
 BENCHMARKS = ("mt-bench", "humaneval", "gsm8k")
 SERVED_DRAFTS = 5
+LENGTHENED_TOKENS = 512
 HUMANEVAL_REQUEST = "Complete the following Python function. Only output the code, no explanations.\n"
 # `<empty_output>`: a special token that no chat contains.
 MASK_TOKEN_ID = 16
@@ -310,7 +311,9 @@ def main() -> None:
         "--source-tree", type=Path, action="append", default=[], help="more Python packages to take functions from"
     )
     parser.add_argument("--output", type=Path, help="where the head goes; lengthen: the store for the longer answers")
-    parser.add_argument("--answer-tokens", type=positive, default=512, help="lengthen: limit of a whole answer")
+    parser.add_argument(
+        "--answer-tokens", type=positive, help="limit of a whole answer; features: 224, lengthen: 512 by default"
+    )
     parser.add_argument("--method", choices=("p-eagle", "eagle3"), default="p-eagle", help="how the head drafts")
     parser.add_argument("--start", type=Path, help="an earlier head to begin with")
     parser.add_argument("--newer", type=Path, help="average: a head that was trained from --start")
@@ -385,9 +388,11 @@ def main() -> None:
         return
     plan = CollectionPlan(worker=arguments.worker, num_workers=arguments.num_workers)
     if arguments.step == "lengthen":
-        plan = replace(plan, max_new_tokens=arguments.answer_tokens)
+        plan = replace(plan, max_new_tokens=arguments.answer_tokens or LENGTHENED_TOKENS)
         lengthen_answers(target, source=arguments.work, folder=arguments.output, plan=plan)
         return
+    if arguments.answer_tokens is not None:
+        plan = replace(plan, max_new_tokens=arguments.answer_tokens)
     questions = read_questions(arguments.work / "questions.jsonl")
     collect_features(target, chat, questions, folder=arguments.work, plan=plan)
 
