@@ -387,12 +387,11 @@ def main() -> None:
         write_questions(arguments.work / f"{name}.jsonl", questions)
         return
     plan = CollectionPlan(worker=arguments.worker, num_workers=arguments.num_workers)
+    limit = arguments.answer_tokens or (LENGTHENED_TOKENS if arguments.step == "lengthen" else plan.max_new_tokens)
+    plan = replace(plan, max_new_tokens=limit)
     if arguments.step == "lengthen":
-        plan = replace(plan, max_new_tokens=arguments.answer_tokens or LENGTHENED_TOKENS)
         lengthen_answers(target, source=arguments.work, folder=arguments.output, plan=plan)
         return
-    if arguments.answer_tokens is not None:
-        plan = replace(plan, max_new_tokens=arguments.answer_tokens)
     questions = read_questions(arguments.work / "questions.jsonl")
     collect_features(target, chat, questions, folder=arguments.work, plan=plan)
 
