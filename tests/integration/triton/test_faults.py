@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -122,8 +121,7 @@ def test_every_request_ends_when_the_model_process_is_killed_and_a_restart_recov
     os.kill(engine_process(server_pid), signal.SIGKILL)
     assert clients.ended() == {"error": 4}
     assert serving.process.wait(DEADLINE_SECONDS) == 1
-    # With streams open, Triton 2.51 now and then aborts before its model process is found dead.
-    assert re.search(r"a model process of the server died|the server ended by itself: signal 6", serving.log)
+    assert "a model process of the server died" in serving.log
     (tmp_path / "again").mkdir()
     again = Serving(tiny_build, tmp_path / "again", ports=serving.ports)
     try:
